@@ -10,7 +10,7 @@ __all__ = ["row", "rows_of"]
 
 
 def row(case: Case, impl: str, rate: float, **more: Any) -> dict[str, Any]:
-    """A row of one implementation; ours if ``impl`` says so."""
+    """A row of the implementation ``impl``; "cuflash" is this library."""
     ours = impl == "cuflash"
     return {
         "run": "20300101-000000",
@@ -44,7 +44,7 @@ def row(case: Case, impl: str, rate: float, **more: Any) -> dict[str, Any]:
 
 
 def rows_of(name: str, *peers: str, **more: Any) -> list[dict[str, Any]]:
-    """Ours at 100 TFLOP/s and every peer at 200, for every case of a set."""
+    """Rows for every case of a set: cuflash at 100 TFLOP/s, companions at 50, and peers at 200."""
     found = []
     for case in select(name):
         found.append(row(case, "cuflash", 100.0, **more))

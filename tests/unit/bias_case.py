@@ -25,7 +25,7 @@ __all__ = [
 ]
 
 ROWS, KEYS, HEADS, BATCH = 500, 700, 4, 3
-#: The axes along which the bias differs: queries and keys.
+#: Whether the bias differs along the queries, and whether it differs along the keys.
 FORMS = [(True, True), (False, True), (True, False), (False, False)]
 
 

@@ -1,4 +1,4 @@
-"""Calls with caches that are refused, and their parts."""
+"""Calls with caches, the changes after which they are refused, and the check of a refusal."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PLAIN = CacheCase(lengths=(3, 0), new=2)
 NOTHING_NEW = CacheCase(lengths=(3, 0), new=None)
 
 _Arguments = dict[str, Any]
-#: A case, the change, the error and the beginning of its text.
+#: A case, the change to its arguments, the error, and the beginning of the error's text.
 Row = tuple[CacheCase, Callable[[_Arguments], _Arguments], type, str]
 V, T, U = ArgumentValueError, ArgumentTypeError, UnsupportedError
 

@@ -1,4 +1,4 @@
-"""Arrays that tests of repeated calls draw from: turned, apart, of other dtypes, elsewhere."""
+"""Arrays for tests of repeated calls, with many shapes, strides, dtypes and devices."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ __all__ = [
     "array",
 ]
 
-#: As many rows as heads, so that two layouts have the same shape.
+#: With as many rows as heads, the layouts "bshd" and "bhsd" have the same shape.
 SHAPE = (2, 8, 8, 64)
 ROWS = (2, 8, 8)
-#: A new array: a shape and dtype, and the part of it that is taken.
+#: A function that takes a stand-in of CuPy and makes an array, or an argument that holds arrays.
 Make = Callable[[HostCupy], Any]
 
 
@@ -71,7 +71,7 @@ VECTORS = [
 WIDE = array(dtype=np.float32)
 
 
-#: Arrays with the calls' number of heads: sinks, and the destination of their gradient.
+#: Sinks for the eight heads of the calls, and arrays that do not fit the calls.
 SINKS = [
     array((8,), np.float32),
     array((8,)),
@@ -84,7 +84,7 @@ SINKS = [
 ]
 
 
-#: Arrays of every head, or of every batch entry and head.
+#: Slopes for every head, or for every batch entry and head, and arrays that do not fit.
 SLOPES = [
     array((8,), np.float32),
     array((2, 8), np.float32),
@@ -97,7 +97,8 @@ SLOPES = [
 ]
 
 
-#: Broadcasts against two entries, eight heads, eight queries and eight keys.
+#: Biases that broadcast to two entries, eight heads, eight queries and eight keys, and arrays
+#: that do not fit.
 BIASES = [
     array((8, 8)),
     array((8, 1, 8), np.float32),
@@ -115,7 +116,8 @@ BIASES = [
 ]
 
 
-#: The same with bytes of 0, which hide every pair.
+#: Masks for two entries, eight heads, eight queries and eight keys, and arrays that do not fit. All
+#: bytes are 0, which hides every pair.
 MASKS = [
     array((8, 8), bool),
     array((8, 1, 8), bool),
@@ -138,7 +140,8 @@ def _blocks(shape: Any, block: tuple[int, int], dtype: Any = bool, device: int =
     return lambda host: cuflash.BlockMask(host.array(np.zeros(shape, dtype), device), block)
 
 
-#: All eight queries and keys are in one block.
+#: Block masks, and arguments that do not fit. All eight queries and all eight keys lie in one
+#: block.
 BLOCK_MASKS = [
     _blocks((1, 1), (64, 64)),
     _blocks((1, 1), (128, 64)),
@@ -153,7 +156,7 @@ BLOCK_MASKS = [
 ]
 
 
-#: The key, or the key and an offset.
+#: Seeds of dropout: a key of two numbers, or a key and an offset; and arrays that do not fit.
 SEEDS = [
     array((2,), np.uint32),
     array((4,), np.uint32),
@@ -168,7 +171,7 @@ SEEDS = [
 ]
 
 
-#: For two entries.
+#: Used lengths of two batch entries, and arrays that do not fit.
 LENGTHS = [
     array((2,), np.int32),
     part(lambda a: a[::2], (4,), np.int32),
@@ -179,7 +182,7 @@ LENGTHS = [
 ]
 
 
-#: For two packed sequences.
+#: Offsets of two packed sequences, and arrays that do not fit.
 OFFSETS = [
     array((3,), np.int32),
     part(lambda a: a[::2], (6,), np.int32),
@@ -194,7 +197,7 @@ def _reading(table: Make, text: str = "return s + p.table(head, i - j + 7);") ->
     return lambda host: ScoreMod(text, table=table(host))
 
 
-#: With a number, and with an array; some are refused.
+#: Score functions with a number or with an array; some are refused.
 FUNCTIONS = [
     ScoreMod("return p.most * tanh(s / p.most);", most=20.0),
     ScoreMod("return p.most * tanh(s / p.most);", most=3.0),

@@ -1,4 +1,4 @@
-"""Calls on a fake device, and a count of those that were decided."""
+"""Calls on a fake device, and a count of the calls that the cache does not answer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROWS = (2, 4, 100)
 
 
 class Decided:
-    """Counts the calls that went the long way, and keeps the results of all calls."""
+    """Counts the calls that reach ``dispatch.run``, and keeps the last arrays that CuPy made."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         import cupy
@@ -42,11 +42,11 @@ class Decided:
 
 @pytest.fixture
 def decided(fake_device: FakeDevice, monkeypatch: pytest.MonkeyPatch) -> Decided:
-    """On a fake device whose new arrays have places of their own."""
+    """The count for a fake device, which gives every new array an address of its own."""
     return Decided(monkeypatch)
 
 
 def qkv(number: int = 0, dtype: Any = np.float16, **changed: Any) -> dict[str, Any]:
-    """Inputs at places of their own."""
+    """Inputs at addresses that differ for every ``number``."""
     places = {name: ADDRESS * (4 * number + i + 1) for i, name in enumerate("qkv")}
     return {n: device_array(SHAPE, dtype, place) for n, place in places.items()} | changed

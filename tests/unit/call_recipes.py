@@ -1,7 +1,7 @@
 """Values for every argument of the public functions, for tests of repeated calls.
 
-A function's arguments are found by ``inspect``; one that has no recipe here
-fails the tests.
+The tests find a function's arguments by ``inspect``. An argument without a recipe
+here fails the tests.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from .call_arrays import (
 
 __all__ = ["MATTERS_NOT", "PASSES", "RECIPES", "arguments_of", "beside", "made"]
 
-#: Both passes.
+#: The functions of both passes.
 PASSES: dict[str, Callable[..., Any]] = {
     "forward": cuflash.attention,
     "backward": cuflash.attention_backward,
@@ -60,10 +60,11 @@ def _bytes(size: int, start: int = 0) -> Make:
     return lambda host: host.array(np.zeros(size, np.uint8))[start:]
 
 
-#: Values of every argument, the first the one that a call has of itself. Functions make arrays.
+#: Values of every argument. An argument has the first one unless a test changes it. Functions
+#: make arrays.
 RECIPES: dict[str, list[Any]] = {
     **{name: [*MATRICES, *ELSEWHERE] for name in "qkv"},
-    # Also values that equal another one but have another type; they may be refused.
+    # Some values equal another one but have another type; they may be refused.
     "causal": [True, False, 1, np.True_],
     "scale": [None, 0.25, 0.5, 1, True, np.float32(0.5), "1"],
     "window_size": [None, (3, None), (3, 2), [3, 2], (3.0, 2), (True, 2), (0, 0), (None, -1)],
@@ -113,12 +114,12 @@ RECIPES: dict[str, list[Any]] = {
         _several(TURNED, BACKWARDS, BACKWARDS),
     ],
 }
-#: In the forward pass a destination, and in the other one an input.
+#: Values of ``out``: a destination of the forward pass, and an input of the backward pass.
 _OUT = {
     "forward": [None, *MATRICES, WIDE],
     "backward": [*MATRICES, WIDE],
 }
-#: Companions that an argument needs; not needed beside None.
+#: For an argument that is not None: the other arguments that a call needs with it.
 BESIDE: dict[str, dict[str, Any]] = {
     "dropout_p": {"dropout_seed": 3},
     "dropout_seed": {"dropout_p": 0.25},
@@ -134,7 +135,7 @@ _PACKED_SAVED = {
     **dict.fromkeys(("out", "dout"), array(SHAPE[1:])),
     "lse": array(ROWS[1:], np.float32),
 }
-#: Values that do the same as the one that a call has of itself, and why.
+#: Arguments with two values that make the same call, and the reason.
 MATTERS_NOT = {
     "window_size": "a list is what a tuple is; causal bounds the right side",
     "wrt": "a list is what a tuple is",
@@ -154,9 +155,10 @@ MATTERS_NOT = {
 
 
 def beside(operation: str, name: str, value: Any) -> dict[str, Any]:
-    """The companions that a value of an argument needs.
+    """The other arguments that a call needs with this value of an argument.
 
-    With a pass given, its arrays hold packed sequences.
+    For offsets of packed sequences, the result also has packed arrays for the pass ``operation``,
+    unless that is empty.
     """
     if (operation, name) == ("backward", "dout"):
         return {"out": WIDE}
@@ -173,14 +175,14 @@ def arguments_of(operation: str) -> dict[str, list[Any]]:
     Raises
     ------
     KeyError
-        If one has no recipe.
+        If an argument has no recipe.
     """
     own = {**RECIPES, "out": _OUT[operation]}
     return {name: own[name] for name in inspect.signature(PASSES[operation]).parameters}
 
 
 def made(host: HostCupy, arguments: dict[str, Any]) -> dict[str, Any]:
-    """The arguments, arrays made."""
+    """The arguments, with every function replaced by the array that it makes."""
     return {
         name: value(host) if callable(value) and not isinstance(value, type) else value
         for name, value in arguments.items()

@@ -1,4 +1,4 @@
-"""Passes over arrays that are divided over four devices of the CPU, held to whole ones."""
+"""Passes over arrays divided over four devices of the CPU, compared with whole arrays."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ attention = pytest.importorskip("cuflash.jax", reason="JAX is not installed").at
 
 P = jax.sharding.PartitionSpec
 COLLECTIVE = re.compile(r"all-gather|all-reduce|collective-permute|all-to-all|reduce-scatter")
-#: batch, seqlen and heads of queries, then of keys.
+#: Shapes with eight heads, which the queries have, with four heads, and with one head.
 WHOLE, GROUPED, SINGLE = (4, 6, 8, 8), (4, 6, 4, 8), (4, 6, 1, 8)
-#: How query, key and value are divided, and the output.
+#: How the query, key, value and output are divided.
 FREE = [
     P("x"),
     P(("x", "y")),
@@ -41,7 +41,7 @@ FREE = [
 
 
 def attention_pass(name: str) -> Any:
-    """A pass whose results are all used: out and lse, or gradients through either or both."""
+    """The forward pass, or the gradients of a loss of out ("dout"), of lse ("dlse") or of both."""
     if name == "forward":
         return lambda *qkv: attention(*qkv, is_causal=True, return_lse=True)
 
@@ -61,7 +61,10 @@ def place(mesh: Any, arrays: Any, specs: Any) -> list[Any]:
 
 
 def run_divided(function: Any, mesh: Any, arrays: Any, specs: Any) -> tuple[list[Any], list[str]]:
-    """Results, compared with those of whole arrays, and the collectives in the compiled text."""
+    """Run a function on divided arrays, and check that whole arrays give almost the same results.
+
+    Returns the results, and the names of the collectives in the compiled text.
+    """
     divided = place(mesh, arrays, specs)
     compiled = jax.jit(function).lower(*divided).compile()
     results = jax.tree.leaves(compiled(*divided))

@@ -10,7 +10,7 @@ from pathlib import Path
 __all__ = ["ROOT", "Block", "blocks", "pages", "read"]
 
 ROOT = Path(__file__).parents[2]
-#: A block of Python with the hidden line before it.
+#: A block of Python, and the hidden line before it if there is one.
 _BLOCK = re.compile(
     r"^(?:<!-- test: (?P<marker>\w+) -->\n)?```python\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL
 )
@@ -23,7 +23,7 @@ class Block:
     Attributes
     ----------
     marker
-        "compile" where the block needs a GPU.
+        "compile" if the block needs a GPU, or None.
     """
 
     page: str
@@ -32,7 +32,7 @@ class Block:
     marker: str | None
 
     def compiled(self) -> object:
-        """The code; a traceback shows its page and line."""
+        """The compiled code; a traceback shows the page and its line."""
         return compile("\n" * (self.line - 1) + self.code, self.page, "exec")
 
 
@@ -48,7 +48,7 @@ def read(page: str) -> str:
 
 
 def blocks(page: str) -> Iterator[Block]:
-    """Its blocks of Python in their order."""
+    """The blocks of Python of a page, in order."""
     text = read(page)
     for found in _BLOCK.finditer(text):
         line = text.count("\n", 0, found.start("code")) + 1

@@ -2,7 +2,7 @@
 
 It rounds where a 16-bit kernel rounds (P, dS, the results) and accumulates in float32 (float64 for
 float64), tile after tile. P below float32's normal numbers is flushed to zero, as with CuPy's
--ftz=true. It exists to test the kit, which must accept it as it is and reject it with a bug.
+-ftz=true. The tests of the kit use it: the kit must accept it without a bug and reject it with one.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Emulation:
     bug: str = ""
     block_q: int = 32
     block_kv: int = 48
-    truncation: float = 0.0  # relative truncation of dP, as tensor cores do when they add
+    truncation: float = 0.0  # dP is this fraction too small, as when tensor cores truncate sums
 
     def tiles(self, case: Case, operation: str = "forward") -> tuple[int, int]:
         return self.block_q, self.block_kv
@@ -127,7 +127,7 @@ class Emulation:
             return (*grads, dsinks.astype(case.dtype_of("sinks"))) if case.sinks else grads
 
     def _sinks(self, case: Case, sinks: np.ndarray | None) -> np.ndarray:
-        """In the compute type, as the bugs have them; minus infinity where there are none."""
+        """The sinks in the compute type, changed by the bug; minus infinity if there are none."""
         if not case.sinks:
             return np.full(case.heads_q, -np.inf, case.statistics)
         found = (tensor(case, "sinks") if sinks is None else sinks).astype(case.statistics)
@@ -246,7 +246,7 @@ class Emulation:
         return values.astype(case.storage).astype(values.dtype)
 
     def _load(self, name: str, rows: np.ndarray, start: int) -> np.ndarray:
-        """A tile of K or V, padded with zeros, with the bugs of its swizzle."""
+        """A tile of K or V, padded with zeros; the bugs of its swizzle swap rows or columns."""
         tile = np.zeros((self.block_kv, rows.shape[1]), rows.dtype)
         part = rows[start : start + self.block_kv]
         tile[: len(part)] = part

@@ -1,4 +1,4 @@
-"""A CUDA device for the host side only: plans and launches are made, and nothing runs."""
+"""A fake CUDA device for the host code, which plans and launches, but runs no kernel."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from ..architectures import LIMITS
 
 __all__ = ["COUNTER", "FakeDevice", "device_array", "fake_device"]
 
-#: The address of arrays by default: a multiple of 256.
+#: The default address of arrays: a multiple of 256.
 ADDRESS = 1 << 20
 #: The address of every tile counter.
 COUNTER = 1 << 12
 
 
 class FakeDevice:
-    """A run's requests to the driver, in order."""
+    """Records the requests to the driver, in order."""
 
     def __init__(self) -> None:
         self.entered: list[tuple[str, int]] = []
         self.launched: list[Any] = []
         self.queued: list[tuple[int, int]] = []  # device and stream of every launch
-        self.contexts: list[int] = []  # devices whose context a thread was given
-        self.current = 0  # the device
-        self.streams = {0: 0, 1: 0}  # CuPy's current one of every device
+        self.contexts: list[int] = []  # devices passed to setDevice
+        self.current = 0  # the current device
+        self.streams = {0: 0, 1: 0}  # CuPy's current stream of every device
         self.capturing: set[int] = set()
         self._kernels: list[KernelConfig] = []
 
@@ -82,7 +82,7 @@ class FakeDevice:
         return SimpleNamespace(ptr=self.streams[device_id])
 
     def patches(self, cupy: Any) -> list[tuple[Any, str, Any]]:
-        """The replacements."""
+        """Every replacement: its owner, its name and its value."""
         runtime = cupy.cuda.runtime
         return [
             (pipeline.DeviceLimits, "query", lambda device_id: LIMITS["90"]),

@@ -1,4 +1,4 @@
-"""A PyTorch that computes nothing and keeps its calls, in order."""
+"""A fake PyTorch that computes nothing and records its calls, in order."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["FakeTensor", "FakeTorch", "fake_torch"]
 
 
 class FakeTensor:
-    """The memory of an array."""
+    """A tensor in the memory of a NumPy array."""
 
     def __init__(self, array: Any, dtype: str | None = None) -> None:
         self.array, self.dtype, self.requires_grad = array, dtype or array.dtype.name, False
@@ -49,7 +49,7 @@ class FakeTensor:
 
 
 class FakeTorch(ModuleType):
-    """The module, and the switches that it would have."""
+    """The fake module ``torch``, with its switches."""
 
     int16, bfloat16, __version__ = "int16", "bfloat16", "9.9"
 

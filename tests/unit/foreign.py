@@ -1,4 +1,4 @@
-"""Array libraries that do not exist, with their protocols."""
+"""A made-up array library, whose arrays share their memory by DLPack."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ __all__ = ["Tensor", "library"]
 
 _pointer = ctypes.pythonapi.PyCapsule_GetPointer
 _pointer.restype, _pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
-# dlpack.h: bytes from the start of a DLTensor to its type code, which follows the pointer, the
-# device and the number of axes; and codes. A versioned structure has 32 bytes more before it.
+# From dlpack.h: the position of the type code in a DLTensor, where it follows the pointer, the
+# device and the number of axes; the number of bytes before the DLTensor in a versioned structure;
+# and the codes of two types.
 _CODE, _HEADER, _UNSIGNED, _BFLOAT = 20, 32, 1, 4
 
 
@@ -26,14 +27,14 @@ def _place(capsule: Any) -> int:
 
 
 class Tensor:
-    """An array with DLPack.
+    """An array that shares its memory by DLPack.
 
     Parameters
     ----------
     array
-        Its memory.
+        The memory, as a NumPy array.
     dtype
-        Its type in the library: with "bfloat16" the memory holds 16-bit integers.
+        The name of its type in the library. For "bfloat16" the NumPy array holds 16-bit integers.
     """
 
     def __init__(self, array: np.ndarray, dtype: str = "", versioned: bool = True) -> None:
@@ -65,7 +66,7 @@ class Nowhere(Tensor):
 
 
 class Negative(Tensor):
-    """An array whose numbers are the negatives of those in its memory, or not."""
+    """An array whose numbers are the negatives of the numbers in its memory, if ``pending``."""
 
     pending = True
 
@@ -74,7 +75,7 @@ class Negative(Tensor):
 
 
 class Deleted(Tensor):
-    """An array whose memory was given to another."""
+    """An array that says that it is deleted; a request for its device raises an error."""
 
     def is_deleted(self) -> bool:
         return True
@@ -84,7 +85,7 @@ class Deleted(Tensor):
 
 
 def _from_dlpack(shared: Any) -> Tensor:
-    """The library's: it knows bfloat16."""
+    """The ``from_dlpack`` of the library, which also takes bfloat16."""
     assert tuple(shared.__dlpack_device__()) == (1, 0)
 
     class Integers:

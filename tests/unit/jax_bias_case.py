@@ -1,4 +1,4 @@
-"""Calls of ``cuflash.jax`` with a bias, and their results by the formula."""
+"""Calls of ``cuflash.jax`` with a bias, and the results that the formula gives."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["ALL", "FEW", "KV", "WHOLE", "Q", "expected", "four", "observed", "pu
 Q, KV = (3, 7, 4, 8), (3, 11, 2, 8)
 WHOLE = (3, 4, 7, 11)
 ALL = (0, 1, 2, 3)
-#: One of each way to sum a gradient.
+#: Shapes of a bias, one for each way to sum its gradient.
 FEW = [WHOLE, (1, 1, 7, 11), (3, 1, 1, 11), (7, 1)]
 
 
@@ -29,12 +29,12 @@ def _loss(function: Any, **options: Any) -> Any:
 
 
 def total(function: Any, **options: Any) -> Any:
-    """A number made of the output and of the log-sum-exp."""
+    """A function that returns a loss of the output and of the log-sum-exp."""
     return lambda *arrays: _loss(function, **options)(*arrays)[0]
 
 
 def pulled(function: Any, wanted: tuple[int, ...] = ALL, **options: Any) -> Any:
-    """The gradients of that, and both results."""
+    """A function that returns the gradients of :func:`total`, and both results."""
     return jax.grad(_loss(function, **options), wanted, has_aux=True)
 
 
@@ -49,10 +49,10 @@ def _of_formula(mapped: int, options: tuple[tuple[str, Any], ...]) -> Any:
 def expected(
     *arrays: Any, axes: tuple[int, ...], full: tuple[int, ...], **options: Any
 ) -> tuple[list[Any], Any]:
-    """The gradients and results of every mapped entry, by the formula with a whole bias.
+    """The gradients and results that the formula gives for every mapped entry.
 
-    ``axes`` are those of the bias, which is repeated to ``full``; the gradient is summed to
-    ``axes``, except along the mapped ones.
+    ``axes`` is the shape of the bias with as many axes as ``full``. The formula takes the bias
+    repeated to ``full``. The gradient is summed to ``axes``, except along the mapped axes.
     """
     *qkv, bias = arrays
     mapped = len(full) - 4
@@ -63,7 +63,7 @@ def expected(
 
 
 def four(kind: tuple[int, ...]) -> tuple[int, ...]:
-    """All axes of a bias."""
+    """The shape of a bias with all four axes."""
     return (1,) * (4 - len(kind)) + kind
 
 

@@ -1,4 +1,4 @@
-"""Helpers of the tests of ``cuflash.jax``: attention as one writes it in JAX, and comparisons."""
+"""Helpers of the tests of ``cuflash.jax``: attention by its formula, and comparisons."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..kit.limits import REFERENCE_UNITS, UNIT
 
 __all__ = ["alike", "cpu_mesh", "draw", "formula", "loss", "near", "seen_pairs", "wide"]
 
-# Read when JAX starts its backend, which nothing does while tests are collected.
+# JAX reads XLA_FLAGS when it starts its backend. Nothing starts it while tests are collected.
 _DEVICES = "--xla_force_host_platform_device_count=4"
 if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_DEVICES}".strip()
@@ -26,7 +26,7 @@ jnp = jax.numpy
 
 @pytest.fixture
 def wide() -> Iterator[None]:
-    """float64 in JAX: structural errors are then far above the rounding."""
+    """JAX computes in float64, so that structural errors are far larger than the rounding."""
     before = jax.config.jax_enable_x64
     jax.config.update("jax_enable_x64", True)
     yield
@@ -44,13 +44,13 @@ def cpu_mesh(*sizes: int, explicit: bool = False) -> Any:
 
 
 def draw(*shapes: tuple[int, ...], dtype: Any = "float64", seed: int = 0) -> list[Any]:
-    """Normal arrays."""
+    """Arrays of normal random numbers."""
     rng = np.random.default_rng(seed)
     return [jnp.asarray(rng.standard_normal(shape), dtype) for shape in shapes]
 
 
 def _positions(queries: int, keys: int, q_offset: int | None) -> tuple[Any, Any]:
-    """Positions of the queries among the keys, as a column, and of the keys."""
+    """The positions of the queries among the keys, as a column, and the positions of the keys."""
     first = keys - queries if q_offset is None else q_offset
     return np.arange(queries)[:, None] + first, np.arange(keys)
 
@@ -97,9 +97,9 @@ def formula(
     return_lse: bool = False,
     left: Any = 1,
 ) -> Any:
-    """Attention from its definition, whole matrix, in the dtype of the arrays.
+    """Attention from its definition, by whole matrices, in the dtype of the arrays.
 
-    ``left`` has dropout's factors of the weights.
+    ``left`` holds the factors by which dropout multiplies the weights.
     """
     length, keys = query.shape[-3], key.shape[-3]
     seen = seen_pairs(
@@ -134,7 +134,7 @@ def formula(
 
 
 def loss(function: Any, **options: Any) -> Any:
-    """A number made of the output, and of the log-sum-exp where it is returned."""
+    """A function that returns a loss of the output, and of the log-sum-exp if it is returned."""
 
     def of(*arrays: Any) -> Any:
         results = function(*arrays, **options)
@@ -167,9 +167,9 @@ def near(got: Any, expected: Any) -> None:
 
 
 def alike(got: Any, expected: Any) -> None:
-    """The same, but allows for other roundings of BLAS in another thread.
+    """Check that arrays differ only by the roundings of BLAS in different threads.
 
-    That is a unit or two of the largest element; XLA chooses the thread.
+    XLA chooses the thread. The difference is a unit or two of the largest element.
     """
     one, other = (np.asarray(array) for array in (got, expected))
     assert one.dtype == other.dtype

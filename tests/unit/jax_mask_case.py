@@ -26,7 +26,7 @@ __all__ = [
 ]
 
 QKV = (0, 1, 2)
-#: Every axis whole or 1, and the first ones left out.
+#: Shapes of a mask: each axis has its whole size or 1, and the first axes may be left out.
 KINDS = [
     *itertools.product(*[(size, 1) for size in WHOLE]),
     *[WHOLE[lacking:] for lacking in range(1, 5)],
@@ -36,7 +36,7 @@ KINDS = [
 
 
 def draw_mask(shape: tuple[int, ...], seed: int = 0, share: float = 0.6) -> Any:
-    """True for a share of pairs; some rows and some keys are hidden whole."""
+    """A random mask: ``share`` of it is True, except for some rows and keys that are all False."""
     rng = np.random.default_rng(seed)
     seen = np.asarray(rng.random(shape) < share)
     if len(shape) > 1:
@@ -47,7 +47,7 @@ def draw_mask(shape: tuple[int, ...], seed: int = 0, share: float = 0.6) -> Any:
 
 
 def pulled(function: Any, wanted: tuple[int, ...] = QKV, **options: Any) -> Any:
-    """Gradients of a number made of both results of a call with a mask, and the results."""
+    """A function that returns gradients of a loss of both results with a mask, and the results."""
 
     def loss(q: Any, k: Any, v: Any, mask: Any, **more: Any) -> Any:
         out, lse = function(q, k, v, mask=mask, return_lse=True, **options, **more)
@@ -60,7 +60,7 @@ def pulled(function: Any, wanted: tuple[int, ...] = QKV, **options: Any) -> Any:
 def each_entry(
     arrays: Sequence[Any], axes: Sequence[int | None], size: int, **options: Any
 ) -> tuple[Any, Any]:
-    """Gradients and results by the formula, one mapped entry after another."""
+    """The formula's gradients and results for every mapped entry, stacked."""
     entries = []
     for index in range(size):
         own = [
@@ -73,5 +73,8 @@ def each_entry(
 
 
 def mask_batches(problems: Sequence[Any]) -> set[int]:
-    """How many entries the masks of the passes have: more than were given are repeated ones."""
+    """The numbers of batch entries in the masks of the passes.
+
+    A number above that of the given mask shows that the mask was repeated.
+    """
     return {problem.operands["mask"].pairs[0] for problem in problems}

@@ -12,9 +12,10 @@ from .jax_case import formula, jax, jnp, loss
 
 __all__ = ["HEADS", "KV", "LENGTHS", "SINKS", "Q", "looped", "offsets", "pulled"]
 
-#: Queries and keys of every sequence: none of either, ones whose rows see no key.
+#: Queries and keys of every sequence. Some have no queries or no keys, and some have more queries
+#: than keys.
 LENGTHS = ((5, 6), (0, 3), (2, 0), (9, 4), (3, 12))
-#: Rows and heads; the last rows are of no sequence.
+#: Shapes of q, and of k and v. The last rows belong to no sequence.
 Q, KV = (20, 4, 8), (28, 2, 8)
 HEADS = SINKS = (4,)
 
@@ -44,8 +45,8 @@ def looped(
 ) -> Any:
     """Attention of each sequence by its definition.
 
-    ``left`` has dropout's factors of the weights of each sequence. ``table`` has the factors of the
-    scores of each sequence and head; a cosine of the distance is added afterwards.
+    ``left`` holds dropout's factors for the weights of each sequence. ``table`` holds factors for
+    the scores of each sequence and head; with a table, a cosine of the distance is added to them.
     """
     out = jnp.zeros((*q.shape[:2], v.shape[2]), q.dtype)
     lse = jnp.full(q.shape[1::-1], -jnp.inf, q.dtype)
@@ -71,9 +72,9 @@ def looped(
 def pulled(
     function: Callable[..., Any], names: tuple[str, ...] = (), **options: Any
 ) -> Callable[..., Any]:
-    """A number made of both results, the results, and gradients of all arrays.
+    """A function that returns a loss of both results, the results, and gradients of all arrays.
 
-    The returned function takes q, k, v and the arrays in ``names``, and the offsets.
+    It takes a sequence of q, k, v and the arrays in ``names``, and the offsets.
     """
 
     def total(arrays: Any, at: Any) -> Any:

@@ -1,4 +1,4 @@
-"""A pass on two fake devices, which a fake XLA calls by the handler of launch tables."""
+"""A pass on two fake devices: a fake XLA calls the handler of launch tables."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ SHAPES = {"q": Q, "k": KV, "v": KV, "out": Q, "dout": Q, "lse": ROWS, "sinks": (
 
 
 class Native:
-    """A pass on two fake devices, and XLA's side of it."""
+    """A pass on two fake devices, and the fake XLA that calls it."""
 
     def __init__(self, fake: FakeDevice, driver: FakeDriver, xla: FakeXla) -> None:
         self.fake, self.driver, self.xla = fake, driver, xla
         self.scratch = 0
-        self.shapes: dict[str, tuple[int, ...]] = {}  # shapes other than the usual ones
+        self.shapes: dict[str, tuple[int, ...]] = {}  # shapes that replace some of SHAPES
 
     def add(self, operation: Any = "forward", *more: str, **options: Any) -> Any:
-        """Put the table of a pass under its number; the pass."""
+        """Register the launch table of a pass under ``NUMBER``, and return the prepared pass."""
         names = (*NAMES[operation], *more)
         call = Call(operation, Options(layout="bshd", q_offset=0, **options)).taking(names)
         shapes = SHAPES | self.shapes
@@ -67,7 +67,7 @@ class Native:
         return self.at
 
     def fails(self, text: str, **places: int) -> None:
-        """Call the handler, which returns an error with that text to XLA."""
+        """Call the handler, and check that it returns an error with ``text`` to XLA."""
         self.run(**places)
         assert self.status == FakeXla.FAILURE
         ((said, code),) = self.xla.errors

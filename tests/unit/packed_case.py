@@ -1,4 +1,4 @@
-"""Packed calls of the NumPy backend, and their expected results: sequences in turn."""
+"""Packed calls of the NumPy backend, and a loop over their sequences by the reference."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ __all__ = [
 ]
 
 _Arrays = dict[str, Any]
-#: Queries and keys of every sequence: none of either, ends beside those of blocks.
+#: Queries and keys of every sequence. Some have none of either. Some lengths fill blocks of
+#: 16, and some are one longer.
 LENGTHS = ((17, 20), (0, 0), (1, 9), (5, 0), (0, 3), (16, 33), (7, 2))
-#: Rows after the last sequence.
+#: Numbers of rows after the last sequence: of q, and of k and v.
 _BEHIND = (3, 5)
 _NAMES = "cu_seqlens_q", "cu_seqlens_kv"
 _DIFFERENTIABLE = ("alibi_slopes", "sinks")
@@ -56,7 +57,7 @@ def arrays(lengths: Any = LENGTHS, dtype: Any = np.float64, seed: int = 0) -> _A
 
 
 def pulled(out: Any, lse: Any) -> _Arrays:
-    """Gradients of both, every number of its own."""
+    """Gradients for out and lse that differ from element to element."""
     places = (np.arange(1.0, one.size + 1).reshape(one.shape) for one in (out, lse))
     return {
         name: np.cos(place * place).astype(one.dtype)
@@ -65,7 +66,7 @@ def pulled(out: Any, lse: Any) -> _Arrays:
 
 
 def both(call: _Arrays, **saved: Any) -> _Arrays:
-    """Results of both passes, with the gradients of out and lse that :func:`pulled` has.
+    """Results of both passes; :func:`pulled` gives the gradients of out and lse.
 
     All results are written to memory that holds NaN. ``saved`` replaces the results of the forward
     pass in the backward pass.
@@ -81,9 +82,10 @@ def both(call: _Arrays, **saved: Any) -> _Arrays:
 
 
 def rows_of(at: Any, total: int) -> list[slice]:
-    """The rows of every sequence, and those after the last one; each begins where the last ends.
+    """The rows of every sequence, and then the rows after all sequences.
 
-    That is at the largest offset so far, or the end of the array.
+    A sequence ends at the largest offset up to its own end, or at the end of the array if that
+    comes first. The next sequence begins there.
     """
     ends = [min(max(0, *at[1 : entry + 2]), total) for entry in range(len(at) - 1)]
     return [slice(begin, end) for begin, end in itertools.pairwise([0, *ends, total])]

@@ -1,6 +1,6 @@
-"""The matrix of pairs of features, made from their table, and a call of each.
+"""All pairs of features in the table of features, and a call with each pair.
 
-One without values here fails.
+A feature without values here fails the tests.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .wrt_case import DTYPES, GivenCall
 
 __all__ = ["OPERATIONS", "PAIRS", "VALUES", "call_of", "in_float64", "refusal_of", "run"]
 
-#: Rows of a mask of this many keys begin where the copy engine can read them.
+#: With this many keys, every row of a mask begins where the copy engine can read it.
 _BATCH, _HEADS, _QUERIES, _KEYS = 2, 4, 9, 16
 #: The arguments of a call that uses the feature.
 VALUES: dict[str, dict[str, Any]] = {
@@ -89,7 +89,7 @@ def call_of(
 
 
 def _without_batch(inputs: dict[str, Any]) -> dict[str, Any]:
-    """Packed sequences: the first entry of arrays with entries, and lengths of one."""
+    """The inputs of a packed call: the first batch entry of each array, and one entry's lengths."""
     found = dict(inputs)
     for name in ("q", "k", "v", "alibi_slopes"):
         if name in found:
@@ -98,19 +98,19 @@ def _without_batch(inputs: dict[str, Any]) -> dict[str, Any]:
 
 
 def in_float64(call: GivenCall) -> GivenCall:
-    """The same, computed in double precision by the NumPy backend's own choice."""
+    """The call in double precision on the NumPy backend, which chooses algorithm and blocks."""
     chosen = {"algorithm", "blocks", "backend"}
     keywords = {name: v for name, v in call.keywords.items() if name not in chosen}
     return GivenCall(call.wide, {**keywords, "backend": "numpy"})
 
 
 def refusal_of(names: tuple[str, ...]) -> Refusal | None:
-    """The refusal of a call with these features, algorithm, backend, pass and dtype."""
+    """The refusal of a call with these features, algorithm, backend, pass and dtype, or None."""
     return next((r for r in REFUSED if {r.first, r.second} <= set(names)), None)
 
 
 def _placed(value: Any, place: Callable[[Any], Any]) -> Any:
-    """An argument whose arrays are where the call is computed."""
+    """The argument with its arrays moved by ``place``."""
     if isinstance(value, cuflash.BlockMask):
         return cuflash.BlockMask(place(value.blocks), value.block)
     if isinstance(value, ScoreMod):
@@ -125,9 +125,10 @@ def run(
     place: Callable[[Any], Any] = lambda array: array,
     called: Callable[..., Any] = lambda function, **given: function(**given),
 ) -> tuple[Any, ...]:
-    """The results of a pass; every gradient of the backward pass.
+    """The results of a pass: out and lse, or the gradients for all names in ``call.wrt``.
 
-    ``place`` puts an array where the call is computed, ``called`` calls a function of the library.
+    ``place`` moves an array to where the call is computed. ``called`` calls a function of the
+    library.
     """
     inputs = {name: _placed(array, place) for name, array in call.inputs.items()}
     keywords = {name: _placed(value, place) for name, value in call.keywords.items()}

@@ -1,4 +1,4 @@
-"""Problems with sinks for the tiled NumPy backend, and their judgement."""
+"""Problems with sinks for the tiled NumPy backend, and the checks of their results."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cuflash.planning.problem import AttentionProblem
 
 from .tiled_case import DTYPES, GIVEN, LIMITS, Answer, Array, check, destinations, draw
 
-#: Relative to the size of the array.
+#: Allowed errors, relative to the largest number of the array.
 TOLERANCES = {"float64": 1e-12, "float32": 1e-5, "float16": 4e-3, "bfloat16": 3e-2}
 
 
@@ -31,7 +31,7 @@ def solve(
     limits: HostLimits = LIMITS,
     **choice: Any,
 ) -> dict[str, Array]:
-    """Both passes; gradients that ``wrt`` does not name get no destination."""
+    """The results of both passes; a gradient that ``wrt`` does not name gets no destination."""
     made = destinations(p)
     made["dsinks"] = np.full(p.heads_q, 77, arrays["sinks"].dtype)
     left_out = {"dq": "q", "dk": "k", "dv": "v", "dsinks": "s"}

@@ -1,4 +1,4 @@
-"""Made-up rows of the story, by the code that measures it: counters and clocks are fakes."""
+"""Made-up rows of the story; its measuring code makes some, with fake counters and clocks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RUN = {"run": "20300101-000000", "date": "2030-01-01", "gpu": "NVIDIA H200"}
 
 
 def fake_read(jobs: Sequence[Job], metrics: Sequence[str]) -> list[Any]:
-    """Every job as one kernel whose bytes are those that its loops count."""
+    """Reads each job as one kernel whose byte counters equal the counts of its loops."""
     found = []
     for job in jobs:
         facts = {} if job.by_hand else facts_of(plan_of(job, H200))
@@ -35,7 +35,7 @@ def fake_read(jobs: Sequence[Job], metrics: Sequence[str]) -> list[Any]:
 
 
 def speed_rows() -> Iterator[dict[str, Any]]:
-    """Every panel at 10 TFLOP/s for standard attention and 100 for each generation more."""
+    """Rows of every panel: standard attention at 10 TFLOP/s, generations at 100, 200 and 300."""
     rates = {speed.STANDARD: 10.0, "torch cudnn": 330.0}
     rates |= {f"cuflash {name}": 100.0 * (n + 1) for n, name in enumerate(speed.GENERATIONS)}
     for panel in speed.panels():
@@ -56,7 +56,7 @@ def _speed_row(case: Any, label: str) -> dict[str, Any]:
 
 
 def memory_rows() -> Iterator[dict[str, Any]]:
-    """Standard attention's square, and for the others 100 bytes a row of each head."""
+    """Rows of memory: standard attention needs a square of scores, others 100 bytes a row."""
     for seqlen in (1024, 2048, 4096):
         for label in (speed.STANDARD, *(f"cuflash {name}" for name in speed.GENERATIONS)):
             for times, done in enumerate(("forward", "forward and backward"), 1):
@@ -71,13 +71,13 @@ def memory_rows() -> Iterator[dict[str, Any]]:
 
 
 def io_rows() -> Iterator[dict[str, Any]]:
-    """The stored rows if the hardware counted as we do."""
+    """The rows that are stored if the hardware counts the same bytes as the loops."""
     for rows in traffic.measure(132, fake_read, lambda line: None):
         yield from ({**RUN, **row} for row in rows)
 
 
 def share_rows() -> Iterator[dict[str, Any]]:
-    """Every call at a millisecond, every unit half busy."""
+    """Rows of calls that each take a millisecond and keep every unit half busy."""
     gpu = SimpleNamespace(
         num_sms=132, matrix_rate=lambda: {"label": "cuBLAS", "ms": 1.0, "tflops": 700.0}
     )

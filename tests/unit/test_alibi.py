@@ -1,4 +1,4 @@
-"""``alibi_slopes`` as an argument, and on the tiled NumPy code: against its formula."""
+"""``alibi_slopes``: the checks of the argument, and the tiled NumPy code against the formula."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _compute(call: GivenCall) -> str:
 
 
 def _refused(call: GivenCall, slopes: Any, error: Any, match: str, **keywords: Any) -> Any:
-    """The error; nothing is computed before it."""
+    """The error, which the call raises before anything is computed."""
     ran: list[Any] = []
     with dispatch.observe(ran.append), pytest.raises(error, match=match) as caught:
         cuflash.attention(**call.inputs, **{**call.keywords, **keywords}, alibi_slopes=slopes)
@@ -79,7 +79,7 @@ def test_a_destination_over_the_slopes_is_refused() -> None:
     sign=st.sampled_from([1, -1]),
 )
 def test_positions_out_of_range_are_refused(call: GivenCall, q_offset: int, sign: int) -> None:
-    """The mask does not matter; without slopes any position is fine."""
+    """With slopes, positions out of range are refused under any mask; without slopes, never."""
     given_ = {**call.keywords, "q_offset": sign * q_offset}
     slopes = np.full(_shapes(call)[1], 2.0**-8, _compute(call))
     cuflash.attention(**call.inputs, **given_)
@@ -99,7 +99,7 @@ def test_positions_out_of_range_are_refused(call: GivenCall, q_offset: int, sign
 def test_units_out_of_range_are_refused(
     call: GivenCall, softcap: float | None, scale: float
 ) -> None:
-    """Units of scores: the cap, or without one the scale. float64 has room for any."""
+    """The unit of the scores is the cap, or without a cap the scale. float64 takes any unit."""
     quotient = scale / (softcap or scale)
     slopes = np.zeros(_shapes(call)[0], _compute(call))
     given_ = {"softcap": softcap, "scale": scale}
@@ -139,7 +139,7 @@ def _problems(draw: Any) -> tuple[dict[str, np.ndarray], dict[str, Any], dict[st
 
 
 def _names(inputs: dict[str, np.ndarray]) -> tuple[str, ...]:
-    """In the order of the formula's gradients."""
+    """The names of the inputs in the order of the formula's gradients."""
     return tuple(
         name for name in ("q", "k", "v", "alibi_slopes", "bias", "sinks") if name in inputs
     )
@@ -148,7 +148,7 @@ def _names(inputs: dict[str, np.ndarray]) -> tuple[str, ...]:
 @settings(max_examples=250)
 @given(problem=_problems(), seed=st.integers(0, 9))
 def test_both_passes_against_the_formula(problem: Any, seed: int) -> None:
-    """Any lengths, masks, windows, caps and sinks, in double precision."""
+    """The calls have any lengths, masks, windows, caps and sinks, in double precision."""
     inputs, keywords, own = problem
     out, lse = cuflash.attention(**inputs, **keywords, **own, return_lse=True)
     expected = reference.attention(**inputs, **keywords)
@@ -168,7 +168,7 @@ def test_both_passes_against_the_formula(problem: Any, seed: int) -> None:
 @settings(max_examples=60)
 @given(problem=_problems(), seed=st.integers(0, 9))
 def test_the_gradient_is_that_of_the_formula(problem: Any, seed: int) -> None:
-    """Finite differences of the reference's forward pass, along any direction."""
+    """It equals the reference's finite differences along a random direction."""
     inputs, keywords, own = problem
     out, pullback = cuflash.attention_vjp(**inputs, **keywords, **own, wrt=("alibi_slopes",))
     random = np.random.default_rng(seed)
@@ -189,7 +189,7 @@ def test_the_gradient_is_that_of_the_formula(problem: Any, seed: int) -> None:
 @settings(max_examples=60)
 @given(call=calls(alibi=False))
 def test_slopes_of_zero_are_none(call: GivenCall) -> None:
-    """To rounding: other ways of the same numbers."""
+    """The results agree up to rounding: the two calls compute the same numbers in two ways."""
     inputs = call.wide
     plain = cuflash.attention(**inputs, **call.keywords)
     zeros = np.zeros(_shapes(call)[0])

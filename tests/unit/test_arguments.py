@@ -97,7 +97,7 @@ def test_numpy_integers_and_bools_are_taken() -> None:
     assert (one[0, 2:] == 1).all()
 
 
-class dtype:  # noqa: N801  (as other libraries call theirs)
+class dtype:  # noqa: N801  (the name of such a class in other libraries)
     def __init__(self, text: str) -> None:
         self.text = text
 
@@ -108,7 +108,7 @@ class dtype:  # noqa: N801  (as other libraries call theirs)
 
 
 class DType(dtype):
-    """One that NumPy knows by an attribute."""
+    """A dtype of another library; NumPy reads its ``dtype`` attribute."""
 
     dtype = np.dtype("float32")
 

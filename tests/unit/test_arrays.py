@@ -1,4 +1,4 @@
-"""Any kind of array comes in, and the same kind goes out."""
+"""The library takes any kind of array, and returns arrays of the same kind."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
 
 class Capsule:
-    """A foreign array with nothing but DLPack, and a namespace that takes it back."""
+    """A foreign array that has only DLPack, and a namespace that makes such arrays."""
 
     def __init__(self, array: np.ndarray) -> None:
         self.array = array
@@ -127,7 +127,7 @@ def test_layouts_reorder_sizes_both_ways(name: str) -> None:
         ((2, 3, 4, 8), (96, 32, 8, 1), 8, False),
         ((2, 3, 4, 7), (96, 32, 8, 1), 0, False),
         ((2, 3, 4, 8), (96, 36, 8, 1), 0, False),
-        ((2, 1, 4, 8), (96, 3, 8, 1), 0, True),  # the stride of an axis of one is never used
+        ((2, 1, 4, 8), (96, 3, 8, 1), 0, True),  # the stride along one element is never used
         ((2, 3, 4, 8), (-96, 0, 8, 1), 0, True),
     ],
 )

@@ -29,7 +29,7 @@ def _normal(dtype: Any = np.float32, seed: int = 0) -> np.ndarray:
 
 
 def _refused(value: Any, says: str) -> None:
-    """Refused as every argument, in both passes, before anything is written."""
+    """Check that both passes refuse the value as any argument before they write anything."""
     x, rows = _normal(), np.zeros((1, 2, 5), np.float32)
     out = np.full(SHAPE, 7, np.float32)
     for name in ("q", "k", "v", "out", "lse_out"):
@@ -71,7 +71,7 @@ def test_another_librarys_arrays_are_answered_in_kind(
     if versioned:
         assert cuflash.attention(q, q, q, out=mine, backend="numpy") is mine
         assert made.tobytes() == expected.tobytes()
-    else:  # which cannot say that it may be written
+    else:  # an unversioned capsule cannot say that its memory may be written
         with pytest.raises(cuflash.ArgumentValueError, match="out: got a read-only array"):
             cuflash.attention(q, q, q, out=mine, backend="numpy")
 
@@ -118,7 +118,7 @@ def test_nothing_needs_no_memory(library: ModuleType) -> None:
     kv = _normal()
     assert cuflash.attention(q, kv, kv, backend="numpy").array.shape == (1, 0, 2, 4)
     positive = library.Negative(_normal())
-    for pending in (False, "of each element"):  # an attribute of that name in another library
+    for pending in (False, "of each element"):  # another library's is_neg may return anything
         positive.pending = pending
         cuflash.attention(positive, kv, kv, backend="numpy")
 
@@ -128,7 +128,7 @@ def test_no_bfloat16_has_8_bits(library: ModuleType) -> None:
 
 
 def _mean(kind: type) -> type:
-    """A subclass that does everything wrong but its memory."""
+    """A subclass whose memory is right, but whose methods all fail."""
 
     def wrong(*_: Any, **__: Any) -> Any:
         raise AssertionError("nothing is asked of a subclass")
@@ -196,7 +196,7 @@ def test_a_memmap_is_an_array(tmp_path: Path) -> None:
 
 
 class _Quantity(np.ndarray):
-    """A quantity as in astropy and unyt, where a column of a table may lack the unit."""
+    """A quantity as in astropy and unyt; the unit of a column of a table may be None."""
 
     unit: str | None = "m"
 

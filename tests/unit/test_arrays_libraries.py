@@ -1,6 +1,6 @@
 """Arrays of optional libraries, if they are installed.
 
-Stand-ins test the same behaviour (:mod:`.test_arrays_kinds`).
+:mod:`.test_arrays_kinds` tests the same behaviour with stand-ins for these libraries.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def test_quantities_with_a_unit() -> None:
     x = np.ones(SHAPE, np.float32)
     units = _import("astropy.units", "astropy")
     _refused(units.Quantity(x, "m"), "which has a unit")
-    _refused(units.Quantity(x), "which has a unit")  # a dimensionless one
+    _refused(units.Quantity(x), "which has a unit")  # a dimensionless quantity
     assert (
         type(cuflash.attention(x, units.Quantity(x, "m").value, x, backend="numpy")) is np.ndarray
     )

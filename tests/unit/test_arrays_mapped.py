@@ -1,4 +1,4 @@
-"""One file at two addresses: a write through one shows through the other."""
+"""One file mapped at two addresses: a write at one address also changes the other."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @contextlib.contextmanager
 def _known(how: str) -> Iterator[None]:
-    """Both ways to find mappings; the second is for systems other than Linux."""
+    """Find mappings in Linux's list ("listed"), or as on other systems ("remembered")."""
     with pytest.MonkeyPatch.context() as patch:
         if how == "remembered":
             patch.setattr(mapped, "_MAPS", Path("/not/there"))
@@ -42,7 +42,7 @@ def _known(how: str) -> Iterator[None]:
 
 @st.composite
 def _parts(draw: st.DrawFn) -> list[tuple[int, int, slice]]:
-    """Two mappings of the file from an element on, and a slice of each."""
+    """Two mappings of the file: the first element, the number of elements, and a slice of them."""
     found = []
     for _ in range(2):
         offset = draw(st.integers(0, 1000) | st.sampled_from([1023, 1024, 2048]))

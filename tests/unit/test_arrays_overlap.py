@@ -1,4 +1,4 @@
-"""Overlap, as addresses and strides decide it, against the set of bytes that are touched."""
+"""Overlap by addresses and strides, compared with the sets of bytes that arrays touch."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _touched(array: np.ndarray) -> Counter[int]:
     return found
 
 
-#: These tests look for rare events.
+#: Settings of tests that look for rare events.
 MANY = settings(max_examples=300)
 
 
@@ -64,8 +64,8 @@ def test_sharing_is_decided_exactly(a: np.ndarray, b: np.ndarray) -> None:
 
 @MANY
 @given(_arrays())
-@example(_at(0, "V1", (2, 3, 2), (7, 5, 3)))  # 7 + 3 is 5 + 5
-@example(_at(0, "V1", (2, 6), (5, 2)))  # 5 is no multiple of 2
+@example(_at(0, "V1", (2, 3, 2), (7, 5, 3)))  # 7 + 3 is 5 + 5: an overlap
+@example(_at(0, "V1", (2, 6), (5, 2)))  # 5 is no multiple of 2: no overlap
 def test_overlap_of_an_array_with_itself_is_decided_exactly(array: np.ndarray) -> None:
     overlap = any(times > 1 for times in _touched(array).values())
     event(f"overlap: {overlap}")
@@ -86,8 +86,10 @@ def _calls(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray]:
 
 
 @given(_calls())
-@example((_at(8, "f4", (4, 1), (12, 4)), _at(0, "f4", (4, 2), (12, 4))))  # one of three, and two
-@example((_at(4, "f4", (2, 1), (20, 4)), _at(0, "f4", (2, 3), (12, 8))))  # 0 2 4 3 5 7, and 1 6
+# The query has the last number of every three, the destination the first two.
+@example((_at(8, "f4", (4, 1), (12, 4)), _at(0, "f4", (4, 2), (12, 4))))
+# The query has the numbers 1 and 6, the destination 0, 2, 4, 3, 5 and 7.
+@example((_at(4, "f4", (2, 1), (20, 4)), _at(0, "f4", (2, 3), (12, 8))))
 def test_a_destination_is_refused_only_where_bytes_are_shared(
     arrays: tuple[np.ndarray, np.ndarray],
 ) -> None:
@@ -117,7 +119,7 @@ def test_a_destination_is_refused_only_where_bytes_are_shared(
     st.integers(-10, 150),
     st.integers(0, 9),
 )
-@example([(4, 3), (6, 2)], 24, 0)  # all of them
+@example([(4, 3), (6, 2)], 24, 0)  # the largest sum
 def test_sums_are_found_exactly(steps: list[tuple[int, int]], low: int, width: int) -> None:
     ranges = [range(0, step * most + 1, step) if step else (0,) for step, most in steps]
     reached = {sum(one) for one in itertools.product(*ranges)}
@@ -137,13 +139,13 @@ def test_a_search_that_is_too_long_ends_in_yes(monkeypatch: pytest.MonkeyPatch) 
 
 
 def _block(*shape: int) -> np.ndarray:
-    """An array too large to exist."""
+    """One number, viewed as an array of this shape, which would be too large for memory."""
     strides = [2 * int(np.prod(shape[axis + 1 :], dtype=object)) for axis in range(len(shape))]
     return np.lib.stride_tricks.as_strided(np.zeros(1, np.float16), shape, strides)
 
 
 def test_large_arrays_are_decided_in_few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Slices and transposes of one block: their steps divide each other."""
+    """The strides of slices and transposes of one block divide each other."""
     monkeypatch.setattr(sums, "MOST_STEPS", 60)
     packed = _block(64, 1 << 18, 3, 48, 128)
     q, k, v = (packed[:, :, i] for i in range(3))
@@ -151,7 +153,7 @@ def test_large_arrays_are_decided_in_few_steps(monkeypatch: pytest.MonkeyPatch) 
         assert not share_memory(a, b)
         assert not overlaps_itself(a)
         assert share_memory(a, a[1:, 7::5])
-    woven = _block(8, 1 << 18, 3, 48, 128)  # every third row of each sequence
+    woven = _block(8, 1 << 18, 3, 48, 128)  # one row of every three, and the other two
     assert not share_memory(woven[:, :, 1], woven[:, :, ::2])
     thirds = _block(64, 1 << 18, 48, 64, 3)
     assert not share_memory(thirds[..., 1], thirds[..., ::2])

@@ -43,7 +43,7 @@ _RETURNED = st.sampled_from(
 
 @st.composite
 def _pretenders(draw: st.DrawFn) -> Any:
-    """An object with some of the protocols; each raises or returns anything."""
+    """An object with some of the protocols' members; each raises an error or returns a value."""
 
     def member() -> Any:
         raised = draw(_RAISED | st.none())

@@ -1,4 +1,4 @@
-"""The tables of the pages match the stored results, and stored rows are complete."""
+"""The tables on the pages match the stored results, and stored rows are complete."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ KEYS = [
     "worst_ratio",
 ]
 
-#: In rows of calls on copies that take turns, bytes per second stand after this.
+#: The position of the column after which rows of calls on rotated copies have bytes per second.
 RATE = KEYS.index("tflops")
 
 
@@ -75,7 +75,7 @@ def test_every_block_of_results_has_a_page() -> None:
     every = {"opening", *SETS, *single, TRAINING_STEP, *STORY}
     listed = [name for blocks in PAGES.values() for name in blocks]
     assert set(listed) == every
-    assert sorted(listed) == sorted([*every, "opening"])  # which README and a page both show
+    assert sorted(listed) == sorted([*every, "opening"])  # README and a page show "opening"
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,10 @@ def test_stored_rows_are_whole(path: Path) -> None:
 
 
 def _most(row: dict[str, Any]) -> float:
-    """The rule of the tests in 16 bits; in float32 and float64 sums of 4096 terms go uncounted."""
+    """The largest allowed ``worst_ratio``: in 16 bits, the limit of the tests.
+
+    It is larger in float32 and float64, because the ratio does not count sums of 4096 terms.
+    """
     if row["dtype"] in ("float32", "float64"):
         return 25
     return 1 if row["op"] == "forward" else 2
@@ -168,7 +171,7 @@ SIZES = {
 
 
 def test_a_run_that_is_told_to_end_keeps_what_it_has() -> None:
-    """A time limit sends SIGTERM, which ends Python without a word; rows are stored at the end."""
+    """A time limit sends SIGTERM, which would end Python before the rows are stored."""
     before = signal.getsignal(signal.SIGTERM)
     kept = []
 
@@ -210,7 +213,7 @@ def test_the_grid_has_as_many_tokens_and_as_wide_a_layer_everywhere() -> None:
 
 
 def test_the_third_generation_has_the_grid_of_the_second() -> None:
-    """For its passes and widths: the figures of both stand side by side."""
+    """Both generations have the same cases for these passes, so that figures can be compared."""
     for ours, theirs, op, widths in (
         ("fa3", "fa2", "forward", {64, 128, 256}),
         ("fa3-float16", "fa2-float16", "forward", {64, 128, 256}),

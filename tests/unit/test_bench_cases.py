@@ -1,4 +1,4 @@
-"""Cases with windows, sinks, soft caps, slopes and biases: what they ask, what is beside them."""
+"""Cases with windows, sinks, soft caps, slopes and biases: options and companion cases."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_slopes_and_biases_come_with_the_call_without_them() -> None:
             ["alibi"],
             ("alibi_slopes",),
         )
-        assert case.gradients == ()  # of slopes none is asked for
+        assert case.gradients == ()  # no gradient of the slopes is asked for
         assert case.keywords == {"algorithm": "fa3"}
         assert str(case).endswith(" causal alibi")
     for case in select("bias,bias-backward"):

@@ -1,4 +1,4 @@
-"""The CPU bench: turns, ratios, the load beside it, and the table."""
+"""The CPU benchmark: rounds, ratios, the load by other processes, and the table."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_ratios_say_how_many_times_as_fast_ours_is() -> None:
         "cuflash": 1.0,
         "cuflash jit": 2.0,
         "torch": 1.5,
-        "jax.nn jit": 0.25,  # beside ours under jit
+        "jax.nn jit": 0.25,  # relative to "cuflash jit"
     }
     assert all(row["condition"] == "alone" and row["rounds"] == 7 for row in rows)
 
@@ -132,7 +132,7 @@ def test_all_implementations_compute_the_same(
             arrays = [a[0].swapaxes(0, 1) for a in arrays]
         answers[name] = [a.reshape(-1) for a in arrays]
     assert {"cuflash", "cuflash jit", "whole matrix"} <= set(answers)
-    assert "jax.nn jit" in answers or dtype == "float16"  # which some versions lack on the CPU
+    assert "jax.nn jit" in answers or dtype == "float16"  # some versions of JAX lack float16
     tolerance = 1e-5 if dtype == "float32" else 2e-2
     for name, arrays in answers.items():
         for got, wanted in zip(arrays, answers["cuflash"], strict=True):

@@ -1,4 +1,4 @@
-"""Dropout: requests to ours and to PyTorch, and one rule for different draws."""
+"""Dropout: calls of cuflash and PyTorch, and one verification for different random draws."""
 
 from __future__ import annotations
 

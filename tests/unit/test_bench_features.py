@@ -1,4 +1,4 @@
-"""Windows and extras: requests to ours and to peers, comparisons, tables."""
+"""Windows and extra features: calls of cuflash and of peers, comparisons, and tables."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def test_sinks_stand_beside_the_call_without_them(stored: Store, name: str) -> N
     rows = rows_of(name, "flash-attn-4", ratio=1.1)
     for r in rows:
         if r["impl"] == "cuflash" and not r["options"].get("sinks"):
-            r["ratio"] = 1.004  # times as fast as with them
+            r["ratio"] = 1.004  # the speed relative to the call with sinks
     stored(*rows)
     text = render(name)
     assert (

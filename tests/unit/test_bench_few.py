@@ -40,7 +40,7 @@ CACHED = Case(
 
 @pytest.fixture(autouse=True)
 def _small_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An L2 cache in which two of the tests' caches find room."""
+    """The L2 cache has room for the keys and values of two of the tests' calls."""
     monkeypatch.setattr("bench.rotation.L2", 2 * CACHED.key_bytes)
 
 
@@ -52,8 +52,8 @@ def test_copies_hold_three_times_what_the_cache_does(monkeypatch: pytest.MonkeyP
         assert number_of(case) >= 2
         assert number_of(case) * 2 * pairs > 3 * 50 * 2**20
     counted = {(case.batch, case.seqlen_kv): number_of(case) for case in select("decode")}
-    assert counted[1, 131072] == 2  # of 512 MiB each
-    assert counted[1, 1024] == 45  # of 4 MiB
+    assert counted[1, 131072] == 2  # copies of 512 MiB each
+    assert counted[1, 1024] == 45  # copies of 4 MiB each
     assert number_of(replace(CACHED, rotated=False)) == 1
 
 
@@ -132,7 +132,7 @@ def test_both_calls_are_verified_on_every_copy() -> None:
 
 
 def _measured(*names: str, **times: float) -> tuple[list[dict[str, Any]], Counter[int]]:
-    """Rows of both calls and of peers, and how often each copy was read by the first peer."""
+    """The rows of both calls and of the peers, and how often the peers read each copy."""
     read: Counter[int] = Counter()
 
     def call(case: Case, inputs: Inputs) -> Any:
@@ -151,7 +151,7 @@ def test_each_call_reads_another_copy_and_the_time_is_that_of_one(
     monkeypatch.setattr(measuring, "digest_now", lambda algorithm, op, sources: str(sources))
     rows, read = _measured("quick", quick=3.0)
     assert number_of(CACHED) == 6
-    assert set(read.values()) == {1 + 22}  # verified, warm, and 21 rounds
+    assert set(read.values()) == {1 + 22}  # one to verify, one to warm up, and 21 rounds
     assert len(read) == 6
     cached, plain, quick = rows
     assert [one["ms"] for one in rows] == [2.0, 1.0, 0.5]

@@ -1,4 +1,4 @@
-"""FlashAttention-3 beside ours under ``jax.jit``: compiled, timed, verified and reported."""
+"""FlashAttention-3 and cuflash under ``jax.jit``: compiled, timed, verified and reported."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CASE = Case("forward", "float32", 1, 2, 2, 16, 16, 24, 24, False, "fa2", window_
 
 
 def _plain(case: Case) -> Any:
-    """Attention by whole matrices in JAX, with its own gradient."""
+    """Attention by whole matrices in JAX, which JAX differentiates by itself."""
     distance = np.arange(case.seqlen_kv)[None] - np.arange(case.seqlen_q)[:, None]
     left, right = case.window_size or (case.seqlen_kv, 0)
     seen = (distance >= -(left or 0)) & (distance <= (right or 0))
@@ -145,7 +145,7 @@ def test_rows_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     cases = [CASE, replace(CASE, op="backward", window_size=None, causal=True)]
     cases += [replace(case, seqlen_q=48, seqlen_kv=48) for case in cases]
     rows = [row for case in cases for row in _measure(case, cuflash=_plain, peer=_plain)[0]]
-    rows.append({**rows[0], "ratio": None})  # one without the peer
+    rows.append({**rows[0], "ratio": None})  # a row without the peer's time
     common = {"run": "2", "date": "2026-11-24", "gpu": "NVIDIA H200", "jax": "1"}
     old = {**rows[0], **common, "run": "1"}
     stored = [old, *({**row, **common, "tflops": float(i)} for i, row in enumerate(rows))]
@@ -264,7 +264,7 @@ def test_kernel_times_are_shared_among_the_passes() -> None:
 
 def test_a_real_profile_is_read() -> None:
     profile = kernel_times._profiled(lambda: jax.block_until_ready(jax.numpy.ones(3) + 1))
-    with pytest.raises(RuntimeError, match="/host:CPU"):  # this computes on the CPU
+    with pytest.raises(RuntimeError, match="/host:CPU"):  # the function runs on the CPU
         busy(profile)
 
 

@@ -1,4 +1,4 @@
-"""Float8 caches: what is timed beside them, that they hold the same numbers, and the table."""
+"""Float8 caches: the calls timed with them, the numbers that they hold, and the table."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ PLAIN = replace(STORED, float8=False)
 
 @pytest.fixture(autouse=True)
 def _small_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An L2 cache in which two of the tests' caches find room."""
+    """The L2 cache has room for the keys and values of two of the tests' calls."""
     monkeypatch.setattr("bench.rotation.L2", 2 * STORED.key_bytes)
 
 

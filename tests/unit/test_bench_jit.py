@@ -1,4 +1,4 @@
-"""Gradients under ``jax.jit`` beside the plain calls: timing, and stored rows."""
+"""Gradients under ``jax.jit`` compared with the plain calls: timing, and stored rows."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_round_waits_once_and_shares_its_time_among_the_passes() -> None:
         {"slow": queued("slow"), "fast": queued("fast")}, wait, rounds=3, clock=lambda: now
     )
     assert timed == {"slow": pytest.approx([2.0] * 3), "fast": pytest.approx([1.0] * 3)}
-    assert told[:4] == ["slow", "wait", "fast", "wait"]  # compiles
+    assert told[:4] == ["slow", "wait", "fast", "wait"]  # the first calls compile
     blocks = " ".join(told[4:]).split("wait")
     assert {len(block.split()) for block in blocks if block.strip()} == {jit.PASSES}
     assert all(len(set(block.split())) <= 1 for block in blocks)

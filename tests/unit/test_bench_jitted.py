@@ -1,4 +1,4 @@
-"""Programs of ``jax.jit`` beside those of others: compiled, timed, stored and shown."""
+"""``jax.jit`` programs of cuflash and of peers: compiled, timed, stored and shown."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_every_program_that_runs_here_is_verified(op: str) -> None:
 
 @BOTH
 def test_calls_follow_one_another(op: str) -> None:
-    """Each takes the output of the one before for its queries."""
+    """Each call takes the output of the call before it as its queries."""
     seen: list[int] = []
 
     def make(case: Case) -> Any:

@@ -34,7 +34,7 @@ KEYS = [
 
 
 class Story:
-    """The events, in order, with a clock that every call advances."""
+    """Records the events in order, and has a clock that every call advances."""
 
     def __init__(self) -> None:
         self.now, self.told = 0.0, []  # type: float, list[Any]
@@ -65,7 +65,7 @@ def test_a_block_is_queued_between_two_waits_that_are_not_timed() -> None:
     (times,) = time_blocks([story.contestant("a", 2e-6)], story.wait, 3, story.clock)
     assert times == [pytest.approx(2.0)] * 3
     block = ["enter", "wait", *(("a", number) for number in range(CALLS)), "wait", "leave"]
-    assert story.told == 4 * block  # one to warm up
+    assert story.told == 4 * block  # three blocks, and one to warm up
 
 
 def test_all_take_turns() -> None:
@@ -88,7 +88,7 @@ def test_a_block_fits_the_queue(launches: int) -> None:
 
 @pytest.fixture
 def gpu(fake_device: FakeDevice, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeDevice:
-    """On which arrays are only places."""
+    """A fake device on which every array is only an address."""
     import cupy
 
     places = iter(range(1 << 40, 1 << 50, 1 << 20))
@@ -162,7 +162,7 @@ def test_rows_are_stored_and_shown(
     assert len(capsys.readouterr().out.splitlines()) == len(rows)
 
 
-#: Where the table stands.
+#: The page with the table.
 PAGE = "docs/results/host-and-cpu.md"
 
 
@@ -175,7 +175,7 @@ def test_without_rows_there_is_no_block(tmp_path: Path, monkeypatch: pytest.Monk
 def test_a_block_that_is_missing_is_named(gpu: FakeDevice, tmp_path: Path) -> None:
     latency.run_latency(peers="")
     assert report.check(PAGE, "nothing") == [LATENCY]
-    assert report.outdated() == []  # it is no file of device times
+    assert report.outdated() == []  # the file holds no device times
 
 
 @pytest.mark.parametrize("name", ["flash", "cudnn", "fa4"])

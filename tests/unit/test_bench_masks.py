@@ -1,4 +1,4 @@
-"""Boolean masks: the arrays' content, requests, comparisons and tables."""
+"""Boolean masks: their contents, calls of cuflash and of peers, comparisons and tables."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_inputs_have_the_mask_of_the_kind() -> None:
 
 
 def _right(case: Case, inputs: Inputs) -> list[Any]:
-    """Results by whole matrices: hidden pairs add minus infinity."""
+    """Results by whole matrices, with a bias of minus infinity for hidden pairs."""
     added = np.where(inputs.mask, np.float32(0), np.float32(-np.inf))
     return whole_attention(replace(case, mask=None, bias=True), replace(inputs, bias=added))
 
@@ -144,7 +144,7 @@ def test_a_mask_of_a_long_sequence_is_verified(case: Case) -> None:
     truth = Truth(case, inputs)
     assert truth.worst_ratio(_right(case, inputs)) < 1
     mask = inputs.mask.copy()
-    mask[..., -BLOCK:, -BLOCK:] = False  # one block alone, which the last rows see
+    mask[..., -BLOCK:, -BLOCK:] = False  # hides the last keys from the last rows
     assert truth.worst_ratio(_right(case, replace(inputs, mask=mask))) > truth.limit
 
 
@@ -199,7 +199,7 @@ SMALL = Case("forward", "bfloat16", 2, 3, 3, 8, 8, 5, 5, False, "fa2")
 
 
 def _of(name: str) -> tuple[Case, Inputs]:
-    """A case of a kind, with an array of another kind: only a reader of the array notices."""
+    """A case with a kind of mask, and a random array that shows whether a peer reads it."""
     case = replace(SMALL, mask=name)
     inputs = make_inputs(case, np)
     drawn = np.random.default_rng(0).integers(0, 2, inputs.mask.shape, dtype=bool)

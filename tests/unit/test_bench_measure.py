@@ -1,4 +1,4 @@
-"""Peers are timed where possible, their ratios are to ours, and all are verified."""
+"""Peers are timed if they can compute a case, compared with cuflash, and verified."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The opening of the README comes from the stored rows, wins and losses both."""
+"""The opening of the README shows the stored rows, whether cuflash is faster or slower."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PEERS = ("torch cudnn", "flash-attn-4")
 
 @pytest.fixture
 def stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Puts rows where the results of the pages are."""
+    """A function that stores rows where the pages read their results."""
     monkeypatch.setattr(run, "RESULTS", tmp_path)
     monkeypatch.setattr(charts, "CHARTS", tmp_path / "charts")
 

@@ -1,4 +1,4 @@
-"""Packed sequences: timed lengths, requests, comparisons and verification."""
+"""Packed sequences: timed lengths, calls, comparisons and verification."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from bench.verify import Truth
 from .bench_rows import row
 from .test_bench_measure import BACKWARD, CASE, _measure
 
-#: Lengths of the tests, by name.
+#: The lengths of sequences in these tests, by the name of their kind.
 _KINDS = {"some": (7, 1, 20, 12), "same": (10, 10, 10, 10)}
 
 
 @pytest.fixture(autouse=True)
 def _short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sequences so short that NumPy attends to them."""
+    """Adds kinds of sequences that are short enough for the NumPy backend."""
     known = timed.lengths_of
     for module in ("lengths", "case", "torch_peers", "feature_cases"):
         monkeypatch.setattr(f"bench.{module}.lengths_of", lambda n: _KINDS.get(n) or known(n))

@@ -1,4 +1,4 @@
-"""Caches in pages: what is timed beside them, equal keys, and the table."""
+"""Caches in pages: the calls timed with them, equal keys, and the table."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ SMALLER, PLAIN = replace(PAGED, pages=(8,)), replace(PAGED, pages=())
 
 @pytest.fixture(autouse=True)
 def _small_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An L2 cache in which two of the tests' caches find room."""
+    """The L2 cache has room for the keys and values of two of the tests' calls."""
     monkeypatch.setattr("bench.rotation.L2", 2 * PAGED.key_bytes)
 
 
@@ -75,7 +75,7 @@ def test_pages_hold_the_same_keys_in_an_order_that_is_drawn(case: Case, dtype: s
     assert (table.dtype, table.shape) == (np.int32, (2, 48 // size))
     assert sorted(table.ravel()) == list(range(96 // size))
     assert any(a > b for a, b in pairwise(table.ravel()))
-    assert set(table[0]) != set(range(len(table[0])))  # nor an entry's in a part of its own
+    assert set(table[0]) != set(range(len(table[0])))  # the entries' pages are mixed
     for pool, whole in ((k, inputs.k), (v, inputs.v)):
         assert pool.shape == (96 // size, size, 2, 16)
         assert pool.dtype == whole.dtype
@@ -122,7 +122,7 @@ def test_each_size_is_compared_with_one_piece_and_with_no_peer(
 ) -> None:
     monkeypatch.setattr(measuring, "digest_now", lambda algorithm, op, sources: str(sources))
     names = ("kvcache pages of 16", "kvcache pages of 8", "kvcache")
-    milliseconds = (12.0, 24.0, 6.0)  # of six copies
+    milliseconds = (12.0, 24.0, 6.0)  # times of six copies
     clock = _clock({f"cuflash fa2 {n}": ms for n, ms in zip(names, milliseconds, strict=True)})
     peer = _peer("quick", lambda case, inputs: inputs.q)
     rows = measure(PAGED, [peer], ("turns",), make_inputs(PAGED, np), print, clock)
@@ -136,7 +136,7 @@ def test_each_size_is_compared_with_one_piece_and_with_no_peer(
 
 @pytest.fixture
 def _on_an_h200(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Arrays of NumPy are planned for as if they were on one."""
+    """NumPy arrays are planned for as if they were on an H200."""
 
     def described(name: str, array: Any) -> Any:
         return SimpleNamespace(spec=replace(adopt(name, array).spec, device=0))
@@ -190,11 +190,11 @@ def test_the_table_has_a_line_for_each_case(stored: Store) -> None:
     assert lines[4] == "| 128 | 32/8 | 64 x 8192 | 4000 | 3920 | 0.980 | 3600 | 0.900 |"
     assert len(lines) == 4 + 4
     stored(*(one for one in rows if one["options"].get("page_size") != 16))
-    assert render("pages") == ""  # a case is whole, or is not covered
+    assert render("pages") == ""  # a line needs all sizes of its case
 
 
 def test_a_run_of_both_sets_has_either_table(stored: Store) -> None:
-    """Calls for caches in one piece are in both; of decoding those that have peers."""
+    """Both sets have calls for caches in one piece; rows of pages do not change the other table."""
     decoded, paged = rows_of("decode", "torch flash"), rows_of("pages", ratio=None)
     stored(*decoded)
     alone = render("decode")

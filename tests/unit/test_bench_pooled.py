@@ -1,4 +1,4 @@
-"""Ratios of several runs taken together."""
+"""The ratios of several runs are combined."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _case(seqlen: int) -> Case:
 
 
 def _rows(**more: Any) -> list[dict[str, Any]]:
-    """Two problems of two runs each, one without a peer, and a peer's row."""
+    """Rows of two problems from two runs each, of a problem without a peer, and of a peer."""
     cells = ((512, 1.0), (512, 4.0), (2048, 1.0), (2048, 1.0), (8192, None))
     ours = [row(_case(seqlen), "cuflash", 1.0, ratio=ratio, **more) for seqlen, ratio in cells]
     return [*ours, row(_case(512), "torch flash", 1.0, ratio=9.0, **more)]

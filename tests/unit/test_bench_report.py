@@ -24,7 +24,7 @@ Store = Callable[..., None]
 
 @pytest.fixture
 def stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
-    """Puts rows where the results of the pages are."""
+    """A function that stores rows where the pages read their results."""
     monkeypatch.setattr(run, "RESULTS", tmp_path)
     monkeypatch.setattr(charts, "CHARTS", tmp_path / "charts")
 
@@ -49,7 +49,7 @@ def test_every_case_of_a_set_is_a_line_of_its_table(stored: Store, name: str) ->
     stored(*rows_of(name, "torch flash"))
     body = [line for line in _lines(render(name), "| ") if not line.startswith("| head_dim")]
     assert len(body) == len(select(name))
-    assert len(set(body)) >= len(body) // 2  # the passes have a table each
+    assert len(set(body)) >= len(body) // 2  # each pass has its own table
 
 
 def test_a_table_has_a_column_for_each_implementation(stored: Store) -> None:
@@ -222,7 +222,7 @@ def test_lines_of_several_numbers_of_heads_say_so() -> None:
 
 def test_drawing(stored: Store) -> None:
     stored(*rows_of("fa2", "torch flash"))
-    if importlib.util.find_spec("matplotlib") is None:  # which comes with the extra "bench"
+    if importlib.util.find_spec("matplotlib") is None:  # it comes with the extra "bench"
         with pytest.raises(ModuleNotFoundError, match="matplotlib"):
             report.draw_charts()
         return

@@ -1,4 +1,4 @@
-"""A stored row is as old as the oldest kernel that it timed."""
+"""A stored row is current while the sources of all kernels that it timed are unchanged."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_the_digest_is_of_every_file_that_a_feature_brings(
 
 
 def _launches(case: Case) -> list[Any]:
-    """The launches of a prepared call on an H200, without the device."""
+    """The launches of the plan for a case, with the limits of sm_90 and without a device."""
     inputs = make_inputs(case, np)
     operands = {
         name: Operand(name, array.dtype.name, array.shape)
@@ -146,7 +146,7 @@ def test_a_row_of_other_sources_is_current_where_the_machine_code_is_the_same(
 
     assert says()
     assert not says(of="something else")
-    assert not says(**{"as": "what came before"})  # the sources have changed since
+    assert not says(**{"as": "what came before"})  # the sources changed after that entry
     assert not says(op="forward")
     assert not says(algorithm="fa2")
     assert not says(only={"dtype": "bfloat16"})
@@ -156,7 +156,7 @@ def test_a_row_of_other_sources_is_current_where_the_machine_code_is_the_same(
 
 
 def test_what_is_said_to_be_the_same_is_of_stored_rows() -> None:
-    """The entries also say what was compared."""
+    """Each entry names the sources of a stored row, and says that machine code was compared."""
     stored = {row["sources"] for path in gpu_files() for row in load(path.name)}
     for same in json.loads(SAME_CODE.read_text()):
         assert (same["algorithm"], same["op"]) in KERNELS

@@ -143,7 +143,7 @@ def test_flex_attention_is_compiled_for_the_slopes_of_a_case(
     assert options["block_mask"] == ("mask", True, False, (None, None, 5, 5))
     slope = inputs.alibi_slopes[2]
     assert options["score_mod"](10.0, 1, 2, 4, 1) == 10.0 - 3 * slope
-    if op == "backward":  # of slopes none is asked for
+    if op == "backward":  # no gradient of the slopes is asked for
         assert fake_torch.calls[3][1]["wanted"] == [True] * 3
 
 

@@ -48,7 +48,7 @@ def test_an_error_of_ours_is_no_row() -> None:
 
 
 def test_the_loss_is_the_cross_entropy_of_the_next_token() -> None:
-    """Without layers that add anything, a token is its embedding and its position."""
+    """With layers that add nothing, a token's output is its embedding plus position, normalized."""
     weights = dict(training_step.weights_of(MODEL))
     for name in ("out", "down"):
         weights[name] = np.zeros_like(weights[name])

@@ -102,7 +102,7 @@ def test_the_fastest_tile_is_found_and_bad_ones_are_left_out() -> None:
 
 @dataclass(frozen=True)
 class OlderTile(Tile):
-    """A tile of another generation, with the plan's blocks."""
+    """A tile of another generation, with the same blocks as the plan's tile."""
 
 
 def test_another_generation_takes_turns_with_its_own_tile() -> None:
@@ -203,7 +203,7 @@ def test_what_would_change_is_said() -> None:
     [
         {PLANNED: [1.0] * 11, QUICK: [2.0] * 11},
         {PLANNED: [1.0] * 11},
-        {PLANNED: [1.0, 2.0] * 5 + [1.5], QUICK: [1.2] * 11},  # within what the rounds differ
+        {PLANNED: [1.0, 2.0] * 5 + [1.5], QUICK: [1.2] * 11},  # the rounds differ by more
     ],
 )
 def test_nothing_changes_without_a_gain(times: dict[Any, list[float]]) -> None:

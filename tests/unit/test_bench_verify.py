@@ -17,7 +17,7 @@ from .whole_attention import whole_attention
 
 
 def _outputs(case: Case, inputs: Inputs) -> list[Any]:
-    """The output, or the gradients."""
+    """The right output, or the right gradients."""
     right = _right(case, inputs)
     return [right] if case.op == "forward" else list(right)
 
@@ -54,8 +54,9 @@ def test_heads_that_share_keys_are_verified(case: Case) -> None:
     truth = Truth(case, inputs)
     assert 0 < truth.worst_ratio(right) < 2
     others = replace(inputs, k=np.roll(inputs.k, 1, axis=2), v=np.roll(inputs.v, 1, axis=2))
-    wrong = _outputs(case, others)  # of another head of keys
-    for place, output in enumerate(right):  # and of another head of queries, or of keys
+    # Results of other heads of keys are wrong, and so are results with reversed heads.
+    wrong = _outputs(case, others)
+    for place, output in enumerate(right):
         for bad in (wrong[place], output[:, :, ::-1]):
             assert truth.worst_ratio([*right[:place], bad, *right[place + 1 :]]) > WRONG
 
@@ -138,7 +139,7 @@ EXTRAS = "softcap,softcap-backward,alibi,alibi-backward,bias,bias-backward"
 
 @pytest.mark.parametrize("case", [case for case in select(EXTRAS) if not case.dbias], ids=str)
 def test_a_timed_call_that_leaves_out_its_extra_is_told(case: Case) -> None:
-    """Shorter and with fewer heads: only whether the extra is felt matters."""
+    """Short sequences and two heads suffice to see whether the extra changes the results."""
     case = replace(case, batch=1, heads_q=2, heads_kv=2, seqlen_q=256, seqlen_kv=256)
     inputs = make_inputs(case, np)
     truth = Truth(case, inputs)

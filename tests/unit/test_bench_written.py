@@ -1,4 +1,4 @@
-"""Masks of blocks, and scores as the caller's text: requests, comparisons and tables."""
+"""Block masks, and score functions written as text: calls, comparisons and tables."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class _ScoreMod:
 
 @pytest.fixture(autouse=True)
 def _classes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both, whether the library has them or not."""
+    """Gives the library stand-ins of both classes, whether it has the classes or not."""
     monkeypatch.setattr(cuflash, "BlockMask", _BlockMask, raising=False)
     monkeypatch.setattr(cuflash, "ScoreMod", _ScoreMod, raising=False)
 
@@ -111,7 +111,7 @@ def test_a_library_without_it_leaves_the_case_out(
 
 
 def _right(case: Case, inputs: Inputs) -> list[Any]:
-    """Results by whole matrices."""
+    """The right results, by whole matrices."""
     if not case.block_mask:
         return whole_attention(replace(case, score_mod=False, softcap=CAP), inputs)
     mask = shown("blocks", 1, case.seqlen_q, case.seqlen_kv)

@@ -1,4 +1,4 @@
-"""``bias`` on the tiled NumPy code: against its formula."""
+"""``bias`` in the tiled NumPy code, compared with the formula."""
 
 from __future__ import annotations
 
@@ -28,7 +28,11 @@ _NAMES = ("q", "k", "v", "alibi_slopes", "bias", "sinks")
 
 @contextlib.contextmanager
 def _divided(parts: int, count: int, together: int | None = None) -> Iterator[None]:
-    """This many parts of the queries, threads, and heads of a step."""
+    """Change every plan inside the block.
+
+    A plan divides the queries into ``parts``, uses ``count`` threads, and takes ``together`` heads
+    in a step (None: the plan's own number).
+    """
     plan = pipeline._plan
 
     def divided(*given: Any) -> Any:
@@ -63,7 +67,7 @@ def _problems(draw: Any) -> tuple[dict[str, np.ndarray], dict[str, Any], dict[st
 
 
 def _gradients(problem: Any, seed: int, wrt: tuple[str, ...], **more: Any) -> tuple[Any, ...]:
-    """Out, lse and gradients, and the formula's."""
+    """The library's out, lse and gradients, and the formula's results."""
     inputs, keywords, own = problem
     out, lse = cuflash.attention(**inputs, **keywords, **own, return_lse=True)
     random = np.random.default_rng(seed)
@@ -87,7 +91,7 @@ def _near(got: tuple[Any, ...], expected: tuple[Any, ...]) -> None:
 @settings(max_examples=200)
 @given(problem=_problems(), data=st.data())
 def test_both_passes_against_the_formula(problem: Any, data: Any) -> None:
-    """Any shape, strides, lengths, masks and other features; gradients in any order."""
+    """The bias has any shape and strides, calls have other features, and wrt has any order."""
     inputs = problem[0]
     wrt = tuple(data.draw(st.permutations([name for name in _NAMES if name in inputs])))
     if data.draw(st.booleans()):
@@ -104,7 +108,7 @@ def test_both_passes_against_the_formula(problem: Any, data: Any) -> None:
 @settings(max_examples=80)
 @given(problem=_problems(), data=st.data())
 def test_gradients_are_written_where_the_caller_says(problem: Any, data: Any) -> None:
-    """At any strides; and nothing beside them."""
+    """A destination may have any strides, and no memory outside it is written."""
     shape, dtype = problem[0]["bias"].shape, problem[0]["bias"].dtype
     order = data.draw(st.permutations(range(len(shape))))
     step = [data.draw(st.sampled_from([1, 2, -1, -3])) for _ in shape]
@@ -123,7 +127,7 @@ def test_gradients_are_written_where_the_caller_says(problem: Any, data: Any) ->
 @settings(max_examples=40)
 @given(problem=_problems(), seed=st.integers(0, 9))
 def test_the_gradient_is_that_of_the_formula(problem: Any, seed: int) -> None:
-    """Finite differences of the reference's forward pass, along any direction."""
+    """It equals the reference's finite differences along a random direction."""
     inputs, keywords, own = problem
     out, pullback = cuflash.attention_vjp(**inputs, **keywords, **own, wrt=("bias",))
     random = np.random.default_rng(seed)
@@ -142,7 +146,7 @@ def test_the_gradient_is_that_of_the_formula(problem: Any, seed: int) -> None:
 @settings(max_examples=40)
 @given(call=calls(bias=False), data=st.data())
 def test_halves_and_singles_have_the_bias_that_they_are_given(call: GivenCall, data: Any) -> None:
-    """Biases of both dtypes, in the precision of the softmax."""
+    """A bias in the dtype of q or in float32 is added in the precision of the softmax."""
     storage = call.inputs["q"].dtype
     dtype = data.draw(st.sampled_from([storage.name, "float32"]))
     bias = data.draw(biases(np.random.default_rng(3), pair_sizes(call), dtype))
@@ -154,8 +158,7 @@ def test_halves_and_singles_have_the_bias_that_they_are_given(call: GivenCall, d
 
 
 def test_a_bias_of_float32_is_not_rounded_to_halves() -> None:
-    """Beside float16 it adds numbers that float16 would round to 0, and 1e6, which it cannot
-    hold."""
+    """With float16 queries, a float32 bias can be 1e6 or 1e6 + 1, which float16 cannot hold."""
     q, v = np.zeros((1, 1, 1, 4), np.float16), np.ones((1, 2, 1, 4), np.float16)
     v[:, 1] = -1
     bias = np.array([1e6 + 1, 1e6], np.float32)
@@ -166,7 +169,10 @@ def test_a_bias_of_float32_is_not_rounded_to_halves() -> None:
 @settings(max_examples=60)
 @given(call=calls(bias=False), data=st.data())
 def test_what_is_the_same_for_all_keys_is_no_bias(call: GivenCall, data: Any) -> None:
-    """To rounding: weights are the same, and without sinks lse is so much larger."""
+    """A bias that is equal for all keys of a query leaves the output as it is, up to rounding.
+
+    The bias is added to lse. With sinks the test uses a bias of 0.
+    """
     inputs = call.wide
     batch, heads, rows, _ = pair_sizes(call)
     bias = np.random.default_rng(1).standard_normal((batch, heads, rows, 1))
@@ -196,7 +202,10 @@ def test_threads_change_no_bit_and_parts_no_number(problem: Any) -> None:
 @settings(max_examples=60)
 @given(data=st.data())
 def test_neighbouring_entries_share_one_of_the_bias_and_of_its_gradient(data: Any) -> None:
-    """JAX needs it for axes of vmap: entry e reads ``e // n`` modulo the number of entries."""
+    """Entry ``e`` reads entry ``e // shared`` of the bias, modulo the number of its entries.
+
+    JAX needs this for axes of vmap.
+    """
     number = st.integers(1, 3)
     shared, own, repeats = (data.draw(number) for _ in range(3))
     batch, heads = shared * own * repeats, 2
@@ -223,7 +232,10 @@ def test_neighbouring_entries_share_one_of_the_bias_and_of_its_gradient(data: An
 
 
 def _place(batch: slice, heads: slice, rows: slice, keys: slice) -> ScorePlace:
-    """The position of a step of entries, kv heads of two query heads each, queries and keys."""
+    """The position of a step in slices of entries, kv heads, queries and keys.
+
+    Each kv head has two query heads.
+    """
     b, h, i, j = (np.arange(9)[part] for part in (batch, heads, rows, keys))
     head = (2 * h[:, None] + np.arange(2))[None, :, None, :, None]
     return ScorePlace(b[:, None, None, None, None], head, i, j[:, None, None])
@@ -231,7 +243,7 @@ def _place(batch: slice, heads: slice, rows: slice, keys: slice) -> ScorePlace:
 
 @pytest.mark.parametrize("shape", [(4, 6, 9, 9), (1, 6, 1, 9), (4, 1, 9, 1), (9,), (9, 1), ()])
 def test_a_tile_takes_its_part_and_repeats_nothing(shape: Any) -> None:
-    """[batch, kv head, key, head of the group, query]; a view of the array."""
+    """The tile's view of the bias has the axes [batch, kv head, key, head of the group, query]."""
     place = _place(slice(1, 3), slice(1, 3), slice(2, 5), slice(4, 8))
     bias = np.random.default_rng(0).standard_normal(shape)
     part = part_of(bias, place)

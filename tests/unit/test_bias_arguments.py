@@ -1,4 +1,4 @@
-"""``bias`` as an argument: what is taken, and what is refused before anything runs."""
+"""The argument ``bias``: the arrays that are taken, and the refusals before anything runs."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from .wrt_case import DTYPES, GivenCall, biases, calls, pair_sizes
 
 _VALUE, _TYPE = cuflash.ArgumentValueError, cuflash.ArgumentTypeError
 _KINDS = {**DTYPES, **{np.dtype(t).name: t for t in (bool, np.int8, np.int64, np.complex64)}}
-#: (batch, heads_q, seqlen_q, seqlen_kv) of the call below, whose kv heads are two.
+#: (batch, heads_q, seqlen_q, seqlen_kv) of the call below, which has two kv heads.
 _SIZES = (2, 4, 5, 7)
 
 
 def _refused(given_: dict[str, Any], error: Any, match: str) -> Any:
-    """The error of either pass and of the vjp; nothing is computed before it."""
+    """The error, which both passes and the vjp raise before anything is computed."""
     q, ran = given_["q"], []
     heads = (q.shape[0], q.shape[2], q.shape[1])
     statistics = np.float64 if q.dtype == np.float64 else np.float32
@@ -87,7 +87,7 @@ def test_biases_of_another_shape_or_dtype_are_refused(call: GivenCall, data: Any
     assert "each may be 1, the first ones may be left out" in error.expected
 
 
-#: Sizes of which one is wrong: kv heads, lengths of the other, too many axes.
+#: Wrong shapes: the number of kv heads, exchanged lengths, other sizes, too many axes.
 _WRONG = [(2, 2, 5, 7), (2, 1, 1), (4, 7, 5), (5,), (6,), (1, 1, 5, 6), (3, 1, 1, 1), (0,)]
 _WRONG += [(1, 2, 4, 5, 7), (1, 1, 1, 1, 1), (2, 4, 5)]
 
@@ -146,7 +146,7 @@ def test_what_is_no_array_is_no_bias(bias: Any) -> None:
     [("scale", 2.0**-90), ("scale", 2.0**61), ("softcap", 2.0**-61), ("softcap", 2.0**61)],
 )
 def test_units_out_of_range_are_refused(dtype: Any, name: str, value: float) -> None:
-    """Units of scores: the cap, or without one the scale. float64 has room for any."""
+    """The unit of the scores is the cap, or without a cap the scale. float64 takes any unit."""
     more = {name: value, **({"scale": 1.0} if name == "softcap" else {})}
     call = _call(dtype, bias=np.zeros((5, 7), dtype), **more)
     if dtype == np.float64:
@@ -191,7 +191,10 @@ def test_destinations_are_shaped_as_the_bias_is(shape: Any) -> None:
 
 
 def test_destinations_have_memory_of_their_own() -> None:
-    """Not the memory of the bias or of another result, nor one address for several elements."""
+    """A destination must not use the memory of the bias or of another result.
+
+    Its elements must not share memory, and it must be writable.
+    """
     memory = np.zeros(400, np.float32)
     bias, whole = memory[:35].reshape(5, 7), np.ones((5, 7), np.float32)
     call = _backward(bias=bias, wrt=("bias",))
@@ -216,7 +219,7 @@ def test_destinations_have_memory_of_their_own() -> None:
 
 
 def test_a_bias_may_share_the_memory_of_other_inputs_and_its_own() -> None:
-    """It is only read."""
+    """A bias is only read."""
     call = _call()
     shared = call["q"].ravel()[:35].reshape(5, 7)
     one = np.lib.stride_tricks.as_strided(shared, _SIZES, (0, 0, 4, 4))
@@ -227,7 +230,7 @@ def test_a_bias_may_share_the_memory_of_other_inputs_and_its_own() -> None:
 
 @pytest.mark.parametrize("on_device", ["bias", "q"])
 def test_arrays_of_two_kinds_of_memory_are_refused(on_device: str) -> None:
-    """A bias lies where q, k and v do; also on the same one of several devices."""
+    """A bias must be in the same kind of memory as q, k and v, and on the same device."""
     call = {**_call(np.float16), "bias": np.zeros((5, 7), np.float16)}
     del call["backend"]
     with host_cupy(make=no_kernel) as host:
@@ -244,5 +247,5 @@ def test_arrays_of_two_kinds_of_memory_are_refused(on_device: str) -> None:
 
 
 def _on(host: Any, call: dict[str, Any]) -> dict[str, Any]:
-    """All on device 0, the bias on device 1."""
+    """The arrays on device 0, except the bias on device 1."""
     return {name: host.array(array, int(name == "bias")) for name, array in call.items()}

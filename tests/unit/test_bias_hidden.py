@@ -1,4 +1,4 @@
-"""``bias`` in the tiled NumPy code: hidden pairs, and numbers that are not finite."""
+"""``bias`` in the tiled NumPy code: hidden pairs, and biases of NaN or infinity."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import cuflash
 @pytest.mark.parametrize("algorithm", ["fa1", "fa2"])
 @pytest.mark.parametrize("sinks", [False, True])
 def test_a_row_that_minus_infinity_hides_sees_no_key(algorithm: Any, sinks: bool) -> None:
-    """It adds nothing to any gradient; its dq is 0, and so is its part of dbias."""
+    """Such a row adds nothing to any gradient. Its dq is 0, and so are its numbers in dbias."""
     random = np.random.default_rng(4)
     q, k, v, dout = (random.standard_normal((1, n, 2, 4)) for n in (6, 7, 7, 6))
     bias = random.standard_normal((6, 7))
@@ -26,7 +26,7 @@ def test_a_row_that_minus_infinity_hides_sees_no_key(algorithm: Any, sinks: bool
     assert (out[:, [1, 4]] == 0).all()
     expected = logits[:, None] if sinks else -np.inf
     np.testing.assert_allclose(lse[0][:, [1, 4]], np.broadcast_to(expected, (2, 2)), rtol=1e-14)
-    if not sinks:  # then what such a row holds is nothing to anybody
+    if not sinks:  # without sinks, no result depends on such a row
         q[:, [1, 4]], dout[:, [1, 4]] = np.nan, np.inf
     given_ = (dout, q, k, v, out, lse)
     dq, dk, dv, dbias = cuflash.attention_backward(*given_, **options, wrt=("q", "k", "v", "bias"))
@@ -49,14 +49,14 @@ def test_what_is_no_number_makes_its_rows_none(algorithm: Any, value: float) -> 
     assert (np.isnan(out[0]).all(axis=-1) == reached).all()
     assert (np.isnan(lse[0].T) == reached).all()
     hidden = np.zeros((2, 6, 6))
-    hidden[1, 3, 4] = value  # of a key that the query does not see
+    hidden[1, 3, 4] = value  # a pair that the causal mask hides
     np.testing.assert_array_equal(
         cuflash.attention(q, q, q, bias=hidden, **options), cuflash.attention(q, q, q, **options)
     )
 
 
 def test_the_gradient_of_pairs_that_a_mask_hides_is_zero() -> None:
-    """The memory held something else before."""
+    """The destination holds other numbers before the call."""
     q, target = np.random.default_rng(6).standard_normal((1, 40, 2, 4)), np.full((2, 40, 40), 7.0)
     for keywords in ({"causal": True}, {"window_size": (3, 1)}, {"q_offset": -15, "causal": True}):
         seen = np.ones((40, 40), bool)

@@ -1,4 +1,4 @@
-"""A bias in the parameters of launches: addresses, strides and maps, of any array."""
+"""Addresses, strides and maps of any bias in the parameters of launches."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _BIAS = 7 * ADDRESS
 
 
 def _bias(shape: tuple[int, ...], dtype: Any, strides: tuple[int, ...] | None = None) -> Any:
-    """A CuPy array over memory that is never touched; strides in elements."""
+    """A CuPy array over memory that is never touched; ``strides`` are in elements."""
     import cupy
 
     memory = cupy.cuda.UnownedMemory(_BIAS, 1 << 30, None, 0)
@@ -35,7 +35,7 @@ def _bias(shape: tuple[int, ...], dtype: Any, strides: tuple[int, ...] | None = 
 def _launched(
     fake: FakeDevice, operation: Any, bias: Any, **options: Any
 ) -> tuple[cuflash.Prepared, dict[str, Any], dict[str, int]]:
-    """The prepared call, the parameters of its launches by kernel, and the addresses."""
+    """The prepared call, the parameters of its launches by kernel, and its arrays' addresses."""
     wrt = {"wrt": ("q", "k", "v", "bias")} if operation == "backward" else {}
     ready = cuflash.prepare(
         _Q, _KV, _KV, operation=operation, dtype="float16", bias=bias, **wrt, **options
@@ -48,7 +48,7 @@ def _launched(
 
 
 def _full(strides: tuple[int, ...], shape: tuple[int, ...]) -> dict[str, int]:
-    """Strides of all four axes by their names; 0 along axes of one element and left out."""
+    """The strides of all four axes by name: 0 along axes of one element and missing axes."""
     own = [0 if size == 1 else stride for size, stride in zip(shape, strides, strict=True)]
     every = (*(0,) * (4 - len(own)), *own)
     return dict(zip(("batch", "head", "row", "column"), every, strict=True))
@@ -158,7 +158,7 @@ def test_the_map_of_a_bias_that_comes_in_tiles(
     shape: Any,
     strides: Any,
 ) -> None:
-    """[batch, head, query, key]; an axis of one element has any legal stride."""
+    """The map has all four axes. An axis of one element gets a legal stride of 16 bytes."""
     ready, launched, places = _launched(
         fake_device, operation, _bias(shape, dtype, strides), algorithm="fa3", scale=0.125
     )
@@ -204,7 +204,7 @@ def test_the_map_of_a_bias_that_comes_in_tiles(
 def test_what_the_copy_engine_reads(
     shape: Any, strides: Any, itemsize: int, offset: int, boxable: bool
 ) -> None:
-    """Rows of any length, at positive multiples of 16 bytes."""
+    """Rows may have any length; the address and strides are positive multiples of 16 bytes."""
     dtype = {2: "float16", 4: "float32"}[itemsize]
     assert TensorSpec(shape, dtype, strides, itemsize, 0, offset).boxable == boxable
 

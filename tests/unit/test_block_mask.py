@@ -1,4 +1,4 @@
-"""``block_mask``: what is taken, what is refused before anything runs, and the results."""
+"""``block_mask``: arguments that are taken, refusals before anything runs, and results."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _call(lengths: tuple[int, int] = (150, 200), **more: Any) -> dict[str, Any]:
 
 
 def _refused(mask: Any, error: Any, match: str) -> None:
-    """Refused by either pass and the vjp; nothing is computed before."""
+    """Check that both passes and the vjp refuse the mask before anything is computed."""
     call, ran = _call(block_mask=mask), []  # type: ignore[var-annotated]
     lse = np.zeros((2, 4, 150))
     with dispatch.observe(ran.append):
@@ -97,7 +97,7 @@ def _masks(draw: Any, lengths: tuple[int, int]) -> BlockMask:
 @settings(max_examples=40)
 @given(data=st.data())
 def test_it_computes_what_the_reference_does(data: Any) -> None:
-    """With causal masks, windows, masks of pairs and dropout; rows may see nothing."""
+    """Calls may also have another feature, for example dropout. Rows may see no key."""
     lengths = data.draw(st.tuples(st.integers(1, 300), st.integers(1, 300)))
     mask = data.draw(_masks(lengths))
     more: list[dict[str, Any]] = [{}, {"causal": True}, {"window_size": (40, 90)}]
@@ -131,7 +131,7 @@ def test_a_mask_pickles_with_the_pullback() -> None:
 
 @pytest.mark.parametrize("heads", [(), (3,), (2, 3)], ids=str)
 def test_lists_of_blocks(heads: tuple[int, ...]) -> None:
-    """Lists in SciPy's format; heads one after the other."""
+    """The lists are in SciPy's CSR format, with one head after another."""
     random = np.random.default_rng(5)
     dense = random.random((*heads, 6, 9)) < 0.3
     counts = dense.sum(axis=-1).reshape(-1)
@@ -181,7 +181,7 @@ def test_lists_that_leave_their_arrays(indptr: Any, indices: Any, match: str) ->
 
 
 def test_a_row_has_its_own_part_of_the_columns() -> None:
-    """Wherever lists begin, with gaps between them, and shared by heads."""
+    """Lists may begin anywhere, have gaps between them, and be shared by heads."""
     indices = np.array([0, 1, 2, 3, 3, 0])
     for indptr, rows in (
         ([2, 3, 4], [[2], [3]]),
@@ -211,7 +211,7 @@ _TILES = [
 def test_tiles_divide_the_blocks_where_they_can(
     width: int, block: tuple[int, int], forward: tuple[int, int], backward: tuple[int, int]
 ) -> None:
-    """In FlashAttention-3, which makes bits of tiles before a pass and none of pairs."""
+    """FlashAttention-3 makes bits of tiles before a pass, and no bits of pairs."""
     for operation, expected in (("forward", forward), ("backward", backward)):
         problem = AttentionProblem(
             *(operation, 1, 8, 8, 8192, 8192, width, width),  # type: ignore[arg-type]

@@ -68,7 +68,7 @@ def test_numpy_calls_work_beside_it(name: str, root: Path, tmp_path: Path) -> No
     if source is not None:
         (tmp_path / "cupy" / "__init__.py").write_text(source)
     done = subprocess.run(
-        # Without site-packages an empty folder would not hide behind a CuPy that is whole.
+        # Python would find an installed CuPy before the empty folder, so the program hides it.
         [sys.executable, "-c", _HIDE_CUPY + _PROGRAM.format(root=str(root))],
         capture_output=True,
         text=True,
@@ -81,7 +81,8 @@ def test_numpy_calls_work_beside_it(name: str, root: Path, tmp_path: Path) -> No
     assert "not installed" not in done.stdout
 
 
-#: An empty folder is a package only if no whole one is found: this finder sees that none is.
+#: Python takes an empty folder for a package only if it finds no whole package of that name. This
+#: finder looks for CuPy only in the folder of the test.
 _HIDE_CUPY = """
 import importlib.machinery, os, sys
 
@@ -97,7 +98,7 @@ sys.meta_path.insert(0, First)
 
 
 def _reason(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> str | None:
-    """The message if importing CuPy raises this."""
+    """The library's reason if the import of CuPy raises ``error``."""
     real = __import__
 
     def importing(name: str, *others: object) -> object:

@@ -1,4 +1,4 @@
-"""Refusals of calls with caches: by name, and before a cache is written."""
+"""Calls with caches are refused by the name of an argument, before a cache is written."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _without_slots(given: dict[str, Any]) -> dict[str, Any]:
     return {name: given[name][:, :0] for name in ("k_cache", "v_cache")}
 
 
-#: Arguments of both functions.
+#: Calls that both functions refuse.
 _BOTH: list[Row] = [
     # Kinds and dtypes.
     (PLAIN, setting(cache_seqlens=None), T, "cache_seqlens: got None"),
@@ -109,7 +109,7 @@ _BOTH: list[Row] = [
         V,
         "k_cache: got head_dim 0",
     ),
-    # What is written.
+    # Memory that is written.
     (PLAIN, wrong("v_cache", lambda v: read_only(v)), V, "v_cache: got a read-only array"),
     (
         PLAIN,
@@ -135,7 +135,7 @@ _BOTH: list[Row] = [
     (PLAIN, setting(overflow=numbers(0)), V, "overflow: got shape (1,)"),
     (PLAIN, setting(backend="cuda"), V, "backend: got 'cuda' for caches in host memory"),
     (PLAIN, setting(backend="rocm"), V, "backend: got 'rocm'"),
-    # Room.
+    # Room for new tokens.
     (PLAIN, setting(cache_seqlens=numbers(7, 0)), V, "k: got 2 new tokens behind 7 in 8 slots"),
     (PLAIN, setting(cache_seqlens=7), V, "k: got 2 new tokens behind 7 in 8 slots"),
     (PAGED, setting(cache_seqlens=numbers(7, 0)), V, "k: got 2 new tokens behind 7 in 8 slots"),

@@ -1,4 +1,4 @@
-"""Identities between calls with caches, many of them bit for bit, on the host."""
+"""Calls with caches on the host that must give equal results, many of them bit for bit."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _angles(positions: int, pairs: int, dtype: Any = np.float32) -> dict[str, An
 
 
 def _caches(slots: int, entries: int = 1, dtype: Any = np.float32) -> dict[str, Any]:
-    """Caches full of numbers that must not be used."""
+    """Caches full of NaN, which must not reach a result."""
     shape = entries, slots, _HEADS_KV, _DIM
     return {name: np.full(shape, np.nan, dtype) for name in ("k_cache", "v_cache")}
 
@@ -70,7 +70,7 @@ def test_tokens_one_by_one_are_the_rows_of_one_pass(page: int, rotates: bool, wi
 
 
 def _rotated(x: Any, rotary: dict[str, Any], first: int = 0) -> Any:
-    """Rows turned as complex numbers."""
+    """The rows, rotated as complex numbers."""
     pairs = rotary["rotary_cos"].shape[1]
     angles = (rotary["rotary_cos"] + 1j * rotary["rotary_sin"])[first : first + x.shape[1], None]
     turned = (x[..., :pairs] + 1j * x[..., pairs : 2 * pairs]) * angles
@@ -79,7 +79,7 @@ def _rotated(x: Any, rotary: dict[str, Any], first: int = 0) -> Any:
 
 @pytest.mark.parametrize("page", [1, 2, 3, 5, 16])
 def test_pages_are_a_contiguous_cache(page: int) -> None:
-    """Every length up to three pages and one slot; later entries of the table are invalid."""
+    """Lengths go up to three pages and one slot. Table entries of unused pages are invalid."""
     lengths = _int32(*range(3 * page + 2))
     batch, pages = len(lengths), 4
     q = _normal(2, batch, 2, _HEADS, _DIM)
@@ -122,7 +122,7 @@ def test_the_capacity_and_the_other_entries_change_no_bit() -> None:
 
 
 def test_neighbours_are_halves_in_another_order() -> None:
-    """Bit for bit for keys; for queries through the scores."""
+    """The cached keys are equal bit for bit. The rotated queries show only in the output."""
     order = [0, 2, 4, 1, 3, 5, 6, 7]
     k, v = _kv(0, 1, 5)
     q = _normal(2, 1, 5, _HEADS, _DIM)
@@ -152,7 +152,7 @@ def test_rotation_depends_on_differences_of_positions() -> None:
 
 
 def test_queries_without_a_mask_are_all_at_the_first_new_position() -> None:
-    """As in flash-attn: the rows of one step are not a sequence."""
+    """Without a mask, the rows of a step are not a sequence, as in flash-attn."""
     q = np.repeat(_normal(2, 1, 1, _HEADS, _DIM), 3, 1)
     k, v = _kv(0, 1, 3)
     given = {**_caches(8), "k": k, "v": v, "cache_seqlens": 0, "rotary_interleaved": False}
@@ -179,7 +179,7 @@ def test_padding_on_the_left_is_a_cache_that_begins_later() -> None:
 
 
 def test_padding_is_part_of_positions() -> None:
-    """Shifting an entry by its padding shifts its rotation, and with it nothing else."""
+    """Padding shifts the positions that rotate an entry, but does not change its output."""
     q = _normal(2, 1, 2, _HEADS, _DIM, dtype=np.float64)
     k, v = _kv(0, 1, 6, dtype=np.float64)
     found = []
@@ -214,7 +214,7 @@ def test_rows_without_a_key_are_written() -> None:
 
 @pytest.mark.parametrize("length", [1, 3, 7, 8])
 def test_without_scores_the_output_is_the_mean_of_what_counts(length: int) -> None:
-    """A key too many or too few shows in its denominator."""
+    """A key too many or too few changes the denominator of the mean."""
     caches = _caches(9)
     caches["k_cache"][:, :length] = 1
     caches["v_cache"][:, :length] = np.arange(1, length + 1)[None, :, None, None]
@@ -224,7 +224,7 @@ def test_without_scores_the_output_is_the_mean_of_what_counts(length: int) -> No
 
 
 def test_an_entry_of_no_length_may_be_nowhere() -> None:
-    """As in a batch that is padded with unused entries of a server."""
+    """A server may pad a batch with entries that have no length."""
     q = _normal(2, 2, 1, _HEADS, _DIM)
     k, v = _kv(0, 1, 3)
     given: dict[str, Any] = {"cache_seqlens": _int32(3, 0), "cache_batch_idx": _int32(0, -1)}
