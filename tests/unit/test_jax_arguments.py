@@ -1,4 +1,4 @@
-"""Refusals of ``cuflash.jax`` and their messages; imports with and without it."""
+"""Refusals of ``cuflash.jax`` and their messages; imports with and without JAX."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ _TABLES = {"rotary_cos": _zeros(16, 4), "rotary_sin": _zeros(16, 4)}
 
 
 def test_the_arguments_are_those_of_the_library() -> None:
-    """But for what it returns here, a backend, which JAX chooses, and the dtype of bytes."""
+    """It lacks the destinations of results, ``backend`` (JAX chooses it) and ``cache_dtype``."""
     theirs = inspect.signature(cuflash.attention_with_kvcache).parameters
     mine = inspect.signature(attention_with_kvcache).parameters
     others = ("overflow", "out", "lse_out", "backend", "cache_dtype")
@@ -145,7 +145,7 @@ def test_other_platforms_and_processes() -> None:
 
 
 def test_a_mesh_of_explicit_axes() -> None:
-    """Inside ``jax.shard_map`` it is well; there no type is divided."""
+    """Divided types are refused, but inside ``jax.shard_map`` no type is divided."""
     mesh = cpu_mesh(4, explicit=True)
     heads = jax.sharding.PartitionSpec(None, None, "x")
     with jax.sharding.use_mesh(mesh) if hasattr(jax.sharding, "use_mesh") else jax.set_mesh(mesh):
