@@ -151,7 +151,7 @@ def test_what_only_looks_the_same_is_refused(
 
 
 class Moody(float):
-    """A number whose hash is an error."""
+    """A number whose hash raises an error."""
 
     def __hash__(self) -> int:
         raise ValueError("not today")

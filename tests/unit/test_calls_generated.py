@@ -55,7 +55,7 @@ def test_an_argument_changes_the_call(teller: Teller, operation: str, name: str)
                 assert told == alone[at], (name, at)
     different = {repr(told) for told in alone}
     same = len(alone) - len(different)
-    arrays = callable(values[-1])  # two arrays may do the same
+    arrays = callable(values[-1])  # calls with different arrays may act alike
     assert same == 0 or name in MATTERS_NOT or arrays, f"{name}: what is it for?"
 
 
@@ -95,8 +95,7 @@ def test_calls_in_any_order_are_as_fresh_ones(operation: str, data: Any) -> None
 
 
 _SHARED = [n for n in inspect.signature(cuflash.attention_vjp).parameters if n not in "qkv"]
-#: For a pass and a keyword of the vjp: the keyword's other name in the pass. None: the pass does
-#: not take it.
+#: (pass, keyword of the vjp): the name of this keyword in the pass; None if it does not take it.
 _NAMES: dict[tuple[str, str], str | None] = {
     ("forward", "residual_dtype"): "out_dtype",
     ("forward", "backward_blocks"): None,

@@ -135,7 +135,7 @@ def test_a_capture_of_a_repeated_call_with_all_its_memory_keeps_nothing(
 def test_ten_thousand_calls_do_not_grow(
     fake_device: FakeDevice, decided: Decided, algorithm: Any
 ) -> None:
-    """The results of every call have new addresses."""
+    """Every call has results at new addresses, but the memory in use does not grow."""
 
     def call(count: int) -> None:
         for number in range(count):
@@ -168,7 +168,7 @@ def test_a_thread_is_given_the_context_of_a_device_once(fake_device: FakeDevice)
 def test_the_null_stream_is_where_cupy_takes_it_to_be(
     fake_device: FakeDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is the legacy stream, or the per-thread stream if a variable of CuPy asks for it."""
+    """CuPy's null stream is the legacy stream, or the per-thread one if a variable asks for it."""
     streams = pytest.importorskip("cupy_backends.cuda.stream")
     for default, expected in ((1, 0), (2, 2)):
         monkeypatch.setattr(streams, "get_default_stream_ptr", lambda default=default: default)

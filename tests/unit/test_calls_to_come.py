@@ -176,7 +176,7 @@ def test_a_bias_of_a_dtype_that_no_call_takes_is_refused() -> None:
 
 
 def test_one_query_of_many_heads_on_many_keys_has_its_kernels_too() -> None:
-    """Such problems need the most counters, and a kernel that hardly any other problem needs."""
+    """The problem needs the most counters, and a kernel that hardly any other problem needs."""
     some = _any_problem(HALF, random.Random(7))
     problem = replace(some, operation="backward", mask="full", q_offset=0, batch=22)
     problem = replace(problem, heads_q=52, heads_kv=52, seqlen_q=6, seqlen_kv=69985)

@@ -60,7 +60,7 @@ def test_kernels_are_compiled_side_by_side_and_counted(
     def build(kernel: Any, device: int) -> None:
         meeting.wait(10)  # raises unless three wait together
         assert device == 5
-        if kernel == 0:  # the binary of 0 is damaged, that of 1 is valid
+        if kernel == 0:  # the stored binary 0 is damaged, and 1 is valid
             (cache / "0.cubin").write_text("new")
         if kernel == 2:
             (cache / "2.cubin").write_text("new")

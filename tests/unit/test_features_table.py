@@ -1,4 +1,4 @@
-"""The arguments of all public functions are those of the table of features."""
+"""All public functions have the arguments in the table of features."""
 
 from __future__ import annotations
 

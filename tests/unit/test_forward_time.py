@@ -124,7 +124,7 @@ def test_more_entries_take_no_less_time() -> None:
     for batch in range(1, 200):
         work = ForwardWork(few(batch, (8, 8), (64, 4096)), H200, 64, 64, 2, 0)
         now = work.time(step)
-        assert now > last - 0.25 * now  # a full round of blocks wastes no time
+        assert now > last - 0.25 * now  # the time may fall where a round is full
         last = now
 
 

@@ -54,7 +54,7 @@ def test_values_and_gradients(
 
 
 def test_beside_sinks(wide: None) -> None:
-    """With slopes and sinks in one call, the gradients of both are those of the formula."""
+    """With slopes and sinks in one call, the gradients of both agree with the formula."""
     *qkv, slopes, sinks = draw(Q, KV, KV, BATCH, HEADS)
 
     def of(function: Any) -> Any:

@@ -187,7 +187,7 @@ def test_the_same_bits_in_every_run() -> None:
 
 @pytest.mark.parametrize("full", [(2, 3, 2), (3, 1, 2), (2, 3), (1, 4), (2, 2, 3, 2)], ids=str)
 def test_entries_that_share(full: tuple[int, ...]) -> None:
-    """The numbers of neighbours that share a bias or a gradient agree with broadcasting."""
+    """The numbers of neighbours that share an entry of a bias agree with broadcasting."""
     places = np.arange(np.prod(full)).reshape(full)
     for own in itertools.product(*[{1, size} for size in full]):
         lacking = [axis for axis, size in enumerate(own) if size < full[axis]]
@@ -233,7 +233,7 @@ def test_other_biases_are_refused(bias: Any, error: str, says: str) -> None:
     with pytest.raises(kind, match=f"bias: {says}"):
         attention(*arrays, bias)
     if bias is not ...:
-        with pytest.raises(kind, match=f"bias: {says}"):  # when it is traced
+        with pytest.raises(kind, match=f"bias: {says}"):  # while tracing
             jax.make_jaxpr(attention)(*arrays, bias)
 
 

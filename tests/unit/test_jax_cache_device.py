@@ -60,7 +60,7 @@ def _buffer(address: int, device: int) -> Any:
 def test_a_callback_is_a_prepared_call(
     fake_device: FakeDevice, appends: bool, device: int, algorithm: str
 ) -> None:
-    """The callback launches what a prepared call does, on XLA's stream and in XLA's buffers."""
+    """The callback launches what a prepared call launches, on XLA's stream and XLA's buffers."""
     float8 = algorithm == "float8"
     algorithm = "fa3" if float8 else algorithm
     made, shapes = _prepared(appends, algorithm, float8)

@@ -236,7 +236,7 @@ def test_refused_while_it_is_traced(changed: dict[str, Any], kind: type, says: s
 
 @pytest.mark.parametrize("dtype", ["float32", "uint8", "float8_e5m2"])
 def test_refused_of_other_dtypes(dtype: str) -> None:
-    """Refused are float32 queries of float8 caches, and caches of three other dtypes."""
+    """Float32 queries of float8 caches are refused, and so are caches of three other dtypes."""
     caches = {name: jnp.zeros(CACHE, dtype) for name in ("k_cache", "v_cache")}
     if dtype == "float32":
         wider = {name: _drawn()[name].astype(dtype) for name in "qkv"}

@@ -34,7 +34,7 @@ _TABLES = {"rotary_cos": _zeros(16, 4), "rotary_sin": _zeros(16, 4)}
 
 
 def test_the_arguments_are_those_of_the_library() -> None:
-    """It lacks the destinations of results, ``backend`` (JAX chooses it) and ``cache_dtype``."""
+    """JAX needs no destinations of results, no ``backend`` and no ``cache_dtype``."""
     theirs = inspect.signature(cuflash.attention_with_kvcache).parameters
     mine = inspect.signature(attention_with_kvcache).parameters
     others = ("overflow", "out", "lse_out", "backend", "cache_dtype")

@@ -129,7 +129,7 @@ def test_a_part_of_a_mesh_axis(function: Any, spec: Any) -> None:
 
 
 def test_projections_into_fewer_key_heads_than_devices() -> None:
-    """Four devices divide the columns of projections; each has half of one of two key heads."""
+    """Four devices divide the columns of projections; each device has half of a key head."""
     arrays = draw((4, 6, 16), (16, 64), (16, 16), (16, 16), dtype="float32")
     specs = [P(), *[P(None, "x")] * 3]
     divided = place(cpu_mesh(4), arrays, specs)

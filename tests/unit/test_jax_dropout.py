@@ -78,7 +78,7 @@ def _calls(given: Any) -> tuple[Any, ...]:
 @settings(deadline=None, max_examples=10)
 @given(_calls())
 def test_values_and_gradients(call: tuple[Any, ...]) -> None:
-    """The key's words select the weights that are dropped, with any other features."""
+    """The key's words select the dropped weights, whatever other features a call has."""
     q, kv, rate, key, broadcast, more, with_sinks = call
     arrays = draw(q, kv, kv, dtype="float32")
     more = {**more, "sinks": jnp.ones(q[2], jnp.float32)} if with_sinks else more
@@ -182,7 +182,7 @@ def test_entries_mapped_twice_and_heads_of_sinks(wide: None) -> None:
     ids=str,
 )
 def test_divided_arrays_draw_as_whole_ones(spec: Any, broadcast: bool, explicit: bool) -> None:
-    """Every device knows at which entry and head its part begins."""
+    """Every device knows at which entry and head its arrays begin."""
     arrays = draw(WHOLE, GROUPED, GROUPED, dtype="float32")
     options = _options(0.3, jax.random.key(4), broadcast)
     run_divided(

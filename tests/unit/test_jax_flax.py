@@ -65,7 +65,7 @@ def _loss(layer: Any, *others: Any, **options: Any) -> Any:
 
 
 def _both(module: Any, *arrays: Any, **options: Any) -> None:
-    """The loss and the gradient of the input are those of Flax's own function."""
+    """The loss and the gradient of the input agree with Flax's own function."""
     got, expected = (
         _loss(f, *arrays[1:], **options)(arrays[0]) for f in (module(attention), module())
     )
@@ -113,7 +113,7 @@ def test_its_dtype_is_a_cast(module: Any) -> None:
 
 
 def _mask(shape: tuple[int, ...]) -> Any:
-    """A random mask. Every row sees a key: else Flax returns the mean of all values for it."""
+    """A random mask in which every row sees a key: Flax gives other rows the mean of values."""
     seen = draw_mask(shape, 5)
     return seen | (~seen.any(-1, keepdims=True) & (jnp.arange(shape[-1]) == 0))
 
@@ -158,7 +158,7 @@ def test_rows_that_see_no_key_are_zeros(module: Any) -> None:
 
 @pytest.mark.parametrize("module", MODULES)
 def test_a_mask_of_numbers_is_refused(module: Any) -> None:
-    """Flax makes such masks unless it gets a dtype."""
+    """Flax makes masks of numbers unless it gets a dtype."""
     (x,) = draw(X)
     mask = linen.make_causal_mask(x[..., 0])
     with pytest.raises(cuflash.ArgumentTypeError, match=NUMBERS):

@@ -1,4 +1,4 @@
-"""The lengths of ``cuflash.jax.attention`` do what those of ``jax.nn.dot_product_attention`` do."""
+"""Sequence lengths do the same in ``cuflash.jax.attention`` as in ``jax.nn``."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_no_array_of_pairs_is_made() -> None:
 
 
 def test_what_sees_no_key_is_zero(wide: None) -> None:
-    """This includes an entry without keys, for which JAX returns the mean of all values."""
+    """Rows are zero even in an entry without keys, for which JAX returns the mean of all values."""
     kv = (BATCH, KEYS, 2, DIM)
     arrays = draw(Q, kv, kv)
     more = {QUERIES: jnp.asarray((0, 4, 7)), VALUES: jnp.asarray((5, 0, 11))}
@@ -134,7 +134,7 @@ def test_what_stands_behind_the_end_has_no_gradient(wide: None) -> None:
 
 @pytest.mark.parametrize("names", NAMES[1:], ids=str)
 def test_under_vmap(names: tuple[str, ...]) -> None:
-    """Lengths that are mapped, and lengths that all mapped entries share."""
+    """Mapped entries have their own lengths, or all share them."""
     sizes, kv = (2, *Q), (2, BATCH, KEYS, 2, DIM)
     arrays = draw(sizes, kv, kv, dtype="float32")
     for axis in (0, None):

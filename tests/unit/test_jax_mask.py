@@ -28,7 +28,7 @@ OPTIONS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_values_and_gradients(wide: None, kind: tuple[int, ...]) -> None:
-    """The mask joins causal masks and windows. Rows that see no key are 0 and have no gradient."""
+    """A mask works with causal masks and windows. Rows without a visible key add no gradient."""
     options = OPTIONS[sum(kind) % len(OPTIONS)]
     arrays = [*draw(Q, KV, KV), draw_mask(kind, sum(kind))]
     one, other = (jax.jit(pulled(f, **options))(*arrays) for f in (attention, formula))

@@ -111,7 +111,7 @@ def test_each_device_has_a_counter_and_an_owner(two: Native) -> None:
 
 @pytest.mark.parametrize("status", [1, 2])
 def test_a_captured_launch_has_a_counter_of_the_graph(two: Native, status: int) -> None:
-    """This holds also for a capture that has failed: work queued then is never launched."""
+    """The counter is in the workspace, even if the capture has failed and never runs."""
     two.add(algorithm="fa3")
     two.driver.capture_status = status
     two.driver.capturing.add(FakeXla.STREAM)
@@ -214,7 +214,7 @@ def test_gradients_that_nobody_asked_for_are_in_the_workspace(two: Native) -> No
 
 @pytest.mark.parametrize("operation", ["forward", "backward"])
 def test_arrays_without_elements_are_anywhere(two: Native, operation: str) -> None:
-    """XLA may give such arrays any address; the launches are those for address 0."""
+    """XLA may give empty arrays any address; the launches are those for address 0."""
     empty = (2, 0, 2, 64)
     two.shapes = dict.fromkeys(("k", "v", "dk", "dv") if operation == "backward" else "kv", empty)
     two.add(operation, algorithm="fa2")

@@ -41,7 +41,7 @@ _MEANT = {
     "METADATA_TRAITS": "offsetof(XLA_FFI_Metadata, traits)",
     "ALLOWS_COMMAND_BUFFERS": "XLA_FFI_HANDLER_TRAITS_COMMAND_BUFFER_COMPATIBLE",
 }
-#: C expressions, and the other numbers that the handler uses for them.
+#: The C expressions for other numbers that the handler uses.
 _GIVEN = {
     "offsetof(XLA_FFI_Rets, size)": frame.COUNT,
     "offsetof(XLA_FFI_Rets, rets)": frame.ITEMS,
