@@ -1,4 +1,4 @@
-"""The call cache: which calls are the same, and that the same one is not decided again."""
+"""The call cache: calls of one signature share one decision, and other calls do not."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _data(structure: Any, *names: str) -> list[int]:
 def test_the_second_call_of_a_kind_is_not_decided(
     fake_device: FakeDevice, decided: Decided, algorithm: Any
 ) -> None:
-    for number in (0, 0, 1, 2, 1):  # whatever the addresses
+    for number in (0, 0, 1, 2, 1):  # other addresses need no decision
         given = qkv(number)
         out, lse = cuflash.attention(**given, return_lse=True, algorithm=algorithm)
         assert (out.shape, out.dtype, lse.shape, lse.dtype) == (SHAPE, "f2", ROWS, "f4")
@@ -103,7 +103,7 @@ def test_another_kind_is_another_call(fake_device: FakeDevice, decided: Decided,
             cuflash.attention(**qkv())
             cuflash.attention(**qkv(**other), **options)
     assert decided.count == 2
-    assert plans[:2] == plans[2:]  # who watches sees cached calls too
+    assert plans[:2] == plans[2:]  # observers get the plans of cached calls too
     assert plans[0] != plans[1] or name in ("lse", "stride")
     assert len(fake_device.launched) == 4
 
@@ -151,14 +151,14 @@ def test_what_only_looks_the_same_is_refused(
 
 
 class Moody(float):
-    """A number that is hashable but does not equal its hash's meaning."""
+    """A number whose hash raises an error."""
 
     def __hash__(self) -> int:
         raise ValueError("not today")
 
 
 class Half(np.float64):
-    """A number of NumPy's that might say another thing tomorrow."""
+    """A subclass of a NumPy number: an equal instance may mean another thing."""
 
 
 @pytest.mark.parametrize("scale", [Fraction(1, 2), np.float32(0.5), Moody(0.5), Half(0.5)])
@@ -237,7 +237,7 @@ def test_forgetting_decides_anew(fake_device: FakeDevice, decided: Decided) -> N
 
 
 def test_threads_share_what_was_decided(fake_device: FakeDevice, decided: Decided) -> None:
-    """Each launches its own addresses, and in a thread's first launch it is given a context."""
+    """Every thread launches with its own addresses; its first call gives it a device context."""
     cuflash.attention(**qkv())
     start = threading.Barrier(8)
 

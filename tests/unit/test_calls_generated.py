@@ -1,4 +1,4 @@
-"""Repeated calls against fresh ones, for every argument of the public functions."""
+"""Repeated calls do what calls on an empty cache do, for every argument of public functions."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _fresh(teller: Teller, operation: str, arguments: dict[str, Any]) -> Any:
 
 @pytest.mark.parametrize(("operation", "name"), _ARGUMENTS)
 def test_an_argument_changes_the_call(teller: Teller, operation: str, name: str) -> None:
-    """Calls with two values in turn, each made twice, do what each does alone."""
+    """Calls alternate between two values, and do what each value does on an empty cache."""
     values = arguments_of(operation)[name]
     given_ = [{**beside(operation, name, value), name: value} for value in values]
     alone = [_fresh(teller, operation, _defaults(operation, **one)) for one in given_]
@@ -55,7 +55,7 @@ def test_an_argument_changes_the_call(teller: Teller, operation: str, name: str)
                 assert told == alone[at], (name, at)
     different = {repr(told) for told in alone}
     same = len(alone) - len(different)
-    arrays = callable(values[-1])  # of which some do the same
+    arrays = callable(values[-1])  # calls with different arrays may act alike
     assert same == 0 or name in MATTERS_NOT or arrays, f"{name}: what is it for?"
 
 
@@ -95,7 +95,7 @@ def test_calls_in_any_order_are_as_fresh_ones(operation: str, data: Any) -> None
 
 
 _SHARED = [n for n in inspect.signature(cuflash.attention_vjp).parameters if n not in "qkv"]
-#: The name of a vjp keyword in a pass that takes it under another name, or not at all.
+#: (pass, keyword of the vjp): the name of this keyword in the pass; None if it does not take it.
 _NAMES: dict[tuple[str, str], str | None] = {
     ("forward", "residual_dtype"): "out_dtype",
     ("forward", "backward_blocks"): None,
@@ -115,7 +115,10 @@ def _name_in(operation: str, name: str) -> str | None:
 def test_the_vjp_takes_a_keyword_to_both_passes(
     teller: Teller, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each pass gets the same as when it is called directly, and nothing else."""
+    """Each pass gets the arrays, the keyword and its companions.
+
+    Its other keywords have their defaults, except that ``return_lse`` is True.
+    """
     given: list[tuple[str, dict[str, Any], dict[str, Any]]] = []
     run = dispatch.call
 
@@ -155,14 +158,14 @@ def test_the_vjp_takes_a_keyword_to_both_passes(
 
 
 def _passed(name: str, value: Any) -> Any:
-    """The passes' arguments for a keyword of the vjp."""
+    """The value that the passes get for a value of a keyword of the vjp."""
     if name == "wrt":
         return tuple(value)
     return check_dtype(name, value) if name == "residual_dtype" else value
 
 
 def _check_arrays(given: Any, own: dict[str, Any]) -> None:
-    """Every pass has the arrays of features that the call had; a seed may be a keyword."""
+    """Every pass gets the arrays of features of the call. A seed that is a number is a keyword."""
     for _, _, of_pass in given:
         for feature in (*("alibi_slopes", "bias", "mask", "sinks", "dropout_seed"), *NAMES):
             array = own.get(feature)
@@ -175,7 +178,7 @@ def _check_arrays(given: Any, own: dict[str, Any]) -> None:
 
 
 def _check_refused(teller: Teller, name: str, value: Any, others: dict[str, Any]) -> None:
-    """One of the passes refuses the keyword when it is called by itself."""
+    """At least one pass refuses the keyword if it is called directly."""
     called = {p: _name_in(p, name) for p in PASSES}
     given_ = {p: _defaults(p, **others, **{own: value}) for p, own in called.items() if own}
     alone = [_fresh(teller, p, arguments) for p, arguments in given_.items()]
@@ -204,7 +207,7 @@ def _check_prepared(teller: Teller, operation: Any, name: str, value: Any) -> No
     qkv = [arguments[n] for n in "qkv"]
     refused = told[0] == "refused"
     copies = [] if refused else [q for q in told[1] if q[0] != "launch" and f"{name}[0]" in q]
-    if refused or copies:  # a prepared run copies nothing
+    if refused or copies:  # a prepared run cannot copy arrays
         with pytest.raises(cuflash.CuflashError):
             cuflash.prepare(*qkv, operation=operation, **options)
     else:

@@ -1,4 +1,4 @@
-"""Repeated calls: their destinations, streams and captures, and what they keep."""
+"""Repeated calls: destinations, streams, graph captures, and the memory that is kept."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_gradients_are_looked_at_once(fake_device: FakeDevice, decided: Decided)
 def test_the_same_kind_elsewhere_may_overlap(
     fake_device: FakeDevice, decided: Decided, over: str
 ) -> None:
-    """And is refused, however often it was right elsewhere."""
+    """An output over an input or the workspace is refused, even after valid repeated calls."""
     given = {**qkv(), "out": _out(), "workspace": _workspace()}
     for _ in range(2):
         cuflash.attention(**given)
@@ -106,7 +106,7 @@ def test_every_call_is_on_the_stream_of_its_time(fake_device: FakeDevice, decide
 def test_a_capture_keeps_what_a_repeated_call_makes(
     fake_device: FakeDevice, decided: Decided, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The graph runs long after the call; no other call may get that memory."""
+    """A graph runs long after the call, so no other call may get the memory of its arrays."""
     kept: list[Any] = []
     monkeypatch.setattr(dispatch, "_kept_for_graphs", kept)
     fake_device.streams[0] = 77
@@ -135,7 +135,7 @@ def test_a_capture_of_a_repeated_call_with_all_its_memory_keeps_nothing(
 def test_ten_thousand_calls_do_not_grow(
     fake_device: FakeDevice, decided: Decided, algorithm: Any
 ) -> None:
-    """With destinations that never come again."""
+    """Every call has results at new addresses, but the memory in use does not grow."""
 
     def call(count: int) -> None:
         for number in range(count):
@@ -143,7 +143,7 @@ def test_ten_thousand_calls_do_not_grow(
         fake_device.launched.clear()
         fake_device.queued.clear()
 
-    call(1000)  # all that is kept is full
+    call(1000)  # afterwards nothing that is kept may grow
     gc.collect()
     tracemalloc.start()
     try:
@@ -168,7 +168,7 @@ def test_a_thread_is_given_the_context_of_a_device_once(fake_device: FakeDevice)
 def test_the_null_stream_is_where_cupy_takes_it_to_be(
     fake_device: FakeDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Legacy, or with a variable of CuPy's the thread's own."""
+    """CuPy's null stream is the legacy stream, or the per-thread one if a variable asks for it."""
     streams = pytest.importorskip("cupy_backends.cuda.stream")
     for default, expected in ((1, 0), (2, 2)):
         monkeypatch.setattr(streams, "get_default_stream_ptr", lambda default=default: default)

@@ -1,4 +1,4 @@
-"""The kernels compiled ahead are those of future calls. No GPU needed."""
+"""The kernels to compile ahead include every kernel of future calls. No GPU needed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from cuflash.tensors import differentiable
 from ..architectures import LIMITS
 
 HALF = Calls(head_dims=((128, 128),), dtypes=("float16",))
-#: Widths, dtype and what else plans have tiles of their own for.
+#: Kinds of calls, by widths, dtype, mask and features. Plans have different tiles for them.
 KINDS = (
     HALF,
     replace(HALF, deterministic=True),
@@ -49,16 +49,17 @@ KINDS = (
     replace(HALF, dtypes=("float64",), head_dims=((64, 64),), deterministic=True),
 )
 
-#: Of arrays that entries and heads do not share. Bits of a larger mask may be beyond what
-#: FlashAttention-3 counts, and no device holds it beside its bits.
+#: The most elements of a bias or mask that differs by entry or head; a larger one is shared.
+#: FlashAttention-3 may be unable to count the bits of a larger mask, and no device can hold both.
 MOST_PAIRS = 2**34
 
 
 def _any_problem(calls: Calls, rng: random.Random) -> AttentionProblem:
-    """Any problem of such calls: any batch, heads, group and lengths."""
+    """A random problem of these calls, with any batch, heads, group and lengths."""
     keys, queries = (int(2 ** rng.uniform(0, 17)) for _ in range(2))
     queries = rng.choice((keys, queries, 1))
-    if {*calls.bias, *calls.mask_array} != {None}:  # one key does not differ from the next
+    # With one key, a bias or a mask cannot differ along the keys.
+    if {*calls.bias, *calls.mask_array} != {None}:
         keys = max(2, keys)
     heads, group = int(2 ** rng.uniform(0, 5)), rng.choice((1, 1, 2, 3, 8, 32))
     mask, storage = rng.choice(calls.masks), calls.dtypes[0]
@@ -76,7 +77,7 @@ def _any_problem(calls: Calls, rng: random.Random) -> AttentionProblem:
         mask=mask,
         scale=0.1,
         q_offset=keys - queries if mask in ("causal", "band") else 0,
-        # The last query sees a key.
+        # The window starts low enough that the last query sees a key.
         q_first=rng.randint(-queries, keys - queries) if mask in ("left", "band") else 0,
         alignment="element" if calls.unaligned else "tensor_map",
         deterministic=calls.deterministic,
@@ -96,7 +97,7 @@ def _any_problem(calls: Calls, rng: random.Random) -> AttentionProblem:
 def _any_operands(
     problem: AttentionProblem, calls: Calls, rng: random.Random
 ) -> dict[str, Operand]:
-    """Offsets, slopes, bias, mask and sinks of such calls, if any."""
+    """Random choices of the offsets, slopes, bias, mask and sinks that these calls may have."""
     operands, heads = {}, problem.heads_q
     if problem.sequences:
         shape = (problem.sequences,)
@@ -121,14 +122,14 @@ def _any_operands(
 
 
 def _any_shape(problem: AttentionProblem, axes: str, rng: random.Random) -> tuple[int, ...]:
-    """Any shape that differs along these axes of q and k, and along others."""
+    """A random shape that differs along ``axes`` ("q", "k"), and perhaps by entry and head."""
     lengths = {"q": problem.seqlen_q, "k": problem.seqlen_kv}
     pairs = [size if axis in axes else 1 for axis, size in lengths.items()]
     shape = (rng.choice((1, problem.batch)), rng.choice((1, problem.heads_q)), *pairs)
     return shape if math.prod(shape) <= MOST_PAIRS else (1, 1, *pairs)
 
 
-#: A device and a kind of calls; all of them plan a million problems.
+#: An architecture and the number of a kind of calls.
 _KINDS_OF_DEVICES = [
     f"{sm}-{kind}" for sm in ("75", "80", "90", "120") for kind in range(len(KINDS))
 ]
@@ -175,7 +176,7 @@ def test_a_bias_of_a_dtype_that_no_call_takes_is_refused() -> None:
 
 
 def test_one_query_of_many_heads_on_many_keys_has_its_kernels_too() -> None:
-    """They ask for the most counters, of a kernel that hardly any other problem needs."""
+    """The problem needs the most counters, and a kernel that hardly any other problem needs."""
     some = _any_problem(HALF, random.Random(7))
     problem = replace(some, operation="backward", mask="full", q_offset=0, batch=22)
     problem = replace(problem, heads_q=52, heads_kv=52, seqlen_q=6, seqlen_kv=69985)

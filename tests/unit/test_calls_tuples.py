@@ -1,4 +1,4 @@
-"""Repeated calls with tuples as keywords: found again, and told apart by their content."""
+"""Repeated calls with tuples as keywords: equal tuples share a decision, others do not."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_selection_of_gradients_is_decided_once(
 def test_what_is_equal_and_of_another_type_is_refused_after_it_too(
     fake_device: FakeDevice, decided: Decided, name: str, first: Any, second: Any
 ) -> None:
-    """True is 1 in a tuple too."""
+    """True equals 1 inside a tuple too, so the types inside tuples are compared."""
     for _ in range(2):
         cuflash.attention(**qkv(), algorithm="fa2", **{name: first})
         with pytest.raises(cuflash.ArgumentTypeError, match=f"{name}: got"):
@@ -91,7 +91,7 @@ def test_a_window_is_part_of_what_tells_calls_apart(
 
 
 def test_a_list_is_looked_at_every_time(fake_device: FakeDevice, decided: Decided) -> None:
-    """It is no key, and may hold something else by the next call."""
+    """A list is not hashable, and may change before the next call."""
     sides: list[int | None] = [9, 0]
     for _ in range(2):
         cuflash.attention(**qkv(), window_size=sides)  # type: ignore[arg-type]

@@ -20,7 +20,7 @@ from ..architectures import LIMITS
 
 
 class Compiler:
-    """Replaces the compiler, on a device of an architecture."""
+    """Replaces the compiler and the device, which is of the given architecture."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, architecture: str = "90") -> None:
         self.limits = LIMITS[architecture]
@@ -28,7 +28,7 @@ class Compiler:
         self.arch: str | None = None
         self.threads: int | None = None
         self.error: type[BaseException] | None = None
-        self.only_last = False  # of every list: planning all combinations takes long
+        self.only_last = False  # plan only the last value of every list
         monkeypatch.setattr(compile_command, "device_of", self.device_of)
         monkeypatch.setattr(DeviceLimits, "query", lambda device: self.limits)
         monkeypatch.setattr(compile_command, "kernels_of", self.kernels_of)

@@ -1,4 +1,4 @@
-"""The ends of commands: exit codes, one line and no traceback, and the help."""
+"""How commands end: exit codes, errors in one line without a traceback, and the help."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ COMMANDS = ("info", "explain", "compile", "demo")
 def _ended(
     root: Path, command: str, environment: dict[str, str] | None = None, **given: Any
 ) -> subprocess.CompletedProcess[str]:
-    """A command in a separate process, with its output."""
+    """Run a command in a separate process, and return its output and exit code."""
     inherited = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     given = {"stdout": subprocess.PIPE, **given}
     return subprocess.run(
@@ -36,7 +36,7 @@ def _ended(
 
 
 def _fails(monkeypatch: pytest.MonkeyPatch, error: BaseException | type[BaseException]) -> None:
-    """The demo ends with an error."""
+    """Make the demo raise an error."""
 
     def run(options: object) -> bool:
         raise error

@@ -1,4 +1,4 @@
-"""``--json``: one object with the keys that the documentation has, and all that the text has."""
+"""``--json`` prints one object with the documented keys and all facts of the text."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _printed(command: str, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]
 
 
 def _documented(root: Path, command: str) -> set[str]:
-    """Keys that the page has in its table of a command."""
+    """The keys in the page's table for a command."""
     page = (root / "docs/api/commands.md").read_text("utf-8")
     _, _, part = page.partition(f"`{command} --json`")
     table, _, _ = part[part.index("|") :].partition("\n\n")
@@ -130,7 +130,7 @@ def test_explain_has_the_pass_that_was_asked_for(
 
 
 def test_explain_has_what_the_text_has(host: HostCupy, capsys: pytest.CaptureFixture[str]) -> None:
-    """On a device, where kernels run and others are not taken."""
+    """The plan for a device has kernels, and algorithms that are not taken."""
     options = "explain --backend cuda --dtype float32 --operation forward"
     assert cli.main(options.split()) == 0
     text = capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""Compiling once, and the messages when it is impossible. No GPU needed."""
+"""Kernels are compiled once, and errors say why one cannot be compiled. No GPU needed."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_different_keys_do_not_wait_for_each_other() -> None:
 def test_sixteen_threads_that_ask_first_for_a_kernel_have_it_built_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """With a first attempt that fails: its thread has the error, the others the kernel."""
+    """The first attempt fails: its thread gets the error, and the other threads get the kernel."""
     built: list[int] = []
     start = threading.Barrier(16)
 
@@ -94,7 +94,7 @@ def test_sixteen_threads_that_ask_first_for_a_kernel_have_it_built_once(
     def ask(_: int) -> Any:
         start.wait()
         try:
-            return compiling.compile_kernel(replace(CONFIG), 0)  # an equal key of its own
+            return compiling.compile_kernel(replace(CONFIG), 0)  # an equal key, another object
         except CompileError as error:
             return error
 

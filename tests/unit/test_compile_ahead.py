@@ -1,4 +1,4 @@
-"""How kernels are compiled ahead, and where. No GPU needed."""
+"""How kernels are compiled ahead, for which device, and into which folder. No GPU needed."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_an_architecture_is_one_of_a_device_that_is_there(monkeypatch: pytest.Mo
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder in place of CuPy's, and no compiler."""
+    """A temporary folder as CuPy's kernel cache; no compiler is required."""
     monkeypatch.setenv("CUPY_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.delenv("CUPY_CACHE_IN_MEMORY", raising=False)
     monkeypatch.setattr(ahead, "require_toolchain", lambda: None)
@@ -60,7 +60,7 @@ def test_kernels_are_compiled_side_by_side_and_counted(
     def build(kernel: Any, device: int) -> None:
         meeting.wait(10)  # raises unless three wait together
         assert device == 5
-        if kernel == 0:  # which was damaged, while 1 is there
+        if kernel == 0:  # the stored binary 0 is damaged, and 1 is valid
             (cache / "0.cubin").write_text("new")
         if kernel == 2:
             (cache / "2.cubin").write_text("new")

@@ -1,4 +1,4 @@
-"""Sources that are edited while kernels are compiled, and plans that need none. No GPU needed."""
+"""Sources that are edited during compilation, and plans that need no sources. No GPU needed."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ CONFIGS = [
     launch.config
     for launch in plan(replace(PLAIN, operation="backward"), LIMITS["80"], algorithm="fa2").launches
 ]
-HEADER = "tile/sequence.cuh"  # all of them include it
+HEADER = "tile/sequence.cuh"  # every kernel of CONFIGS includes it
 
 
 class FakeCompiler:
-    """CuPy's: a binary is the closure as it is when the kernel is compiled, kept by the text."""
+    """Replaces CuPy's compiler: a binary is the files that it read, stored under its text."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
         self.stored: dict[str, dict[str, bytes]] = {}
         self.compiled = 0
-        self.during: Callable[[], object] = lambda: None  # what happens meanwhile
+        self.during: Callable[[], object] = lambda: None  # called during every compilation
         self.fails: type[Exception] | None = None
 
     def kernel(self, text: str, entry: str, options: tuple[str, ...]) -> Any:
@@ -61,7 +61,7 @@ class FakeCompiler:
         return {path.name: path.read_bytes() for path in include_closure(self.root, entry)}
 
     def check(self) -> None:
-        """Every stored binary comes from the sources whose digest its text has."""
+        """A stored binary holds the current sources if and only if its text has their digest."""
         assert self.stored
         for text, binary in self.stored.items():
             name, digest = text.splitlines()[0].removeprefix("// ").split(", sources ")
@@ -94,7 +94,7 @@ def _edit(path: Path) -> None:
 def test_an_edit_during_a_compilation_is_under_no_other_digest(
     compiler: FakeCompiler, which: int
 ) -> None:
-    """Whichever kernel of the plan it comes upon: all are of the sources after it."""
+    """Whichever kernel is being compiled during the edit, all kernels get the edited sources."""
 
     def edit() -> None:
         if compiler.compiled == which:
@@ -102,7 +102,7 @@ def test_an_edit_during_a_compilation_is_under_no_other_digest(
 
     compiler.during = edit
     made = compiling.compile_kernels(CONFIGS, 0)
-    assert compiler.compiled == which + len(CONFIGS)  # those before it were rightly stored
+    assert compiler.compiled == which + len(CONFIGS)  # the edit has all compiled again
     assert len(compiler.stored) == which - 1 + len(CONFIGS)
     compiler.check()
     now = {Sources(compiler.root).digest(c.generation, c.kernel) for c in CONFIGS}
@@ -127,7 +127,7 @@ def test_an_edit_that_is_taken_back_meanwhile_is_noticed(compiler: FakeCompiler)
 
 
 def test_an_edit_before_the_compiler_reads_is_noticed(compiler: FakeCompiler) -> None:
-    """Digested, then edited, then compiled: the new text under the old digest."""
+    """An edit after the digest and before the compilation gives new text an old digest."""
     sources = Sources(compiler.root)
     old = sources.digest(CONFIGS[0].generation, CONFIGS[0].kernel)
     _edit(compiler.root / HEADER)
@@ -141,7 +141,7 @@ def test_an_edit_before_the_compiler_reads_is_noticed(compiler: FakeCompiler) ->
 def test_an_edit_of_what_other_kernels_include_has_all_compiled_again(
     compiler: FakeCompiler,
 ) -> None:
-    """During the second kernel, which does not include it: no mix of old and new kernels."""
+    """The second kernel, during which the edit comes, does not include the edited files."""
 
     def edit() -> None:
         if compiler.compiled == 2:
@@ -233,11 +233,11 @@ def test_kernels_that_are_there_already_look_at_every_file_once(
             seen.append(os.path.relpath(path, compiler.root))
         return real(path, **named)
 
-    monkeypatch.setattr(compiling, "_kernels", compiling._Once())  # another process
+    monkeypatch.setattr(compiling, "_kernels", compiling._Once())  # as in another process
     monkeypatch.setattr(os, "stat", look)
     compiling.compile_kernels(CONFIGS, 0)
     monkeypatch.undo()
-    seen.remove("params.cuh")  # by which the folder is known
+    seen.remove("params.cuh")  # read once more, to find the folder
     assert compiler.compiled == len(CONFIGS)
     assert len(seen) == len(set(seen)) > len(CONFIGS)
 
@@ -245,7 +245,7 @@ def test_kernels_that_are_there_already_look_at_every_file_once(
 def test_cupy_writes_its_log_after_compiling_and_before_storing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """CuPy itself, and NVRTC: an exception of the log passes through, and nothing is stored."""
+    """With CuPy itself and NVRTC: an exception in the log passes through, and nothing is stored."""
     compiler = pytest.importorskip("cupy.cuda.compiler", reason="CuPy is not installed")
     events: list[str] = []
     stored: dict[str, bytes] = {}
@@ -271,14 +271,14 @@ def test_cupy_writes_its_log_after_compiling_and_before_storing(
         compiler, "_kernel_cache_backend", SimpleNamespace(load=stored.get, save=save)
     )
     monkeypatch.setattr(compiler.function, "Module", Loaded)
-    monkeypatch.setattr(  # it would ask a device
+    monkeypatch.setattr(  # the real function asks a device
         compiler, "_get_arch_for_options_for_nvrtc", lambda arch=None: ("-arch=sm_90", "cubin")
     )
     with pytest.raises(compiling._SourcesChangedError):
         compile_now(refuse)
     assert (events, stored) == ([], {})
     compile_now(lambda: events.append("log"))
-    compile_now(lambda: events.append("log"))  # there already
+    compile_now(lambda: events.append("log"))  # found in the cache
     assert events == ["log", "save", "load", "load"]
 
 

@@ -55,7 +55,7 @@ def test_no_other_module_reads_the_environment_for_itself(root: Path) -> None:
     for path in (root / "cuflash").rglob("*.py"):
         names = set(re.findall(r"CUFLASH_[A-Z_]+", path.read_text()))
         if path.name != "config.py":
-            spoken_of = {"CUFLASH_CUDA_SRC", "CUFLASH_CPU_CACHE"}  # in docstrings
+            spoken_of = {"CUFLASH_CUDA_SRC", "CUFLASH_CPU_CACHE"}  # docstrings name these
             assert names <= spoken_of, path
             assert not re.search(r"environ(\.get)?[\[(]\s*[\"']CUFLASH", path.read_text()), path
 

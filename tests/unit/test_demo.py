@@ -1,4 +1,4 @@
-"""The demo's network against finite differences and the oracle, its loop, its baselines."""
+"""The demo: its gradients against finite differences and the oracle, its loop, its baselines."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _TINY = Options(
     backend="numpy",
     learning_rate=1e-2,
 )
-#: After an a, or a b, only the byte before it tells what follows.
+#: The byte after an "a" or a "b" depends on the byte before it.
 _PAIRS = Text.split("pairs", b"aabb" * 1000)
 
 
@@ -186,8 +186,8 @@ def test_what_has_no_room_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_bigram_loss_is_that_of_smoothed_frequencies() -> None:
     training = np.frombuffer(b"aab", np.uint8)
-    after_a = (1 + 10 * 2 / 259) / (2 + 10)  # "ab" once, two pairs from a, b one of three bytes
-    after_b = 3 / 259  # nothing was seen after b, so a's own frequency
+    after_a = (1 + 10 * 2 / 259) / (2 + 10)  # "ab" is one of two pairs that begin with a
+    after_b = 3 / 259  # no pair begins with b, so this is the frequency of a
     for held_out, likelihoods in ((b"ab", [after_a]), (b"aba", [after_a, after_b])):
         text = Text("tiny", training, np.frombuffer(held_out, np.uint8))
         expected = -sum(map(math.log, likelihoods)) / len(likelihoods)

@@ -1,4 +1,4 @@
-"""The demo's text with and without a paged cache, and the differences."""
+"""The demo generates a text with a paged cache and one without, and compares them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cuflash.demo.model import Parameters
 from cuflash.demo.options import DTYPES
 from cuflash.demo.text import Text
 
-#: A text of several pages and windows.
+#: Options for a text that spans several pages and windows.
 _TINY = Options(
     steps=1,
     batch=4,
@@ -87,7 +87,7 @@ def _longer(k_cache: Any, given: dict[str, Any]) -> Any:
 
 
 def _table(k_cache: Any, given: dict[str, Any]) -> Any:
-    """Once the text is in the third page, the first and the second stand for each other."""
+    """Exchange the first two pages of the table, once the text reaches the third page."""
     table = given["page_table"].copy()
     if given["cache_seqlens"][0] >= 2 * decoder.PAGE:
         table[0, :2] = table[0, 1::-1]

@@ -10,8 +10,8 @@ import pytest
 
 import cuflash
 
-#: Functions and classes that have no example: results of functions that have one, and those that
-#: the pages of docs show (see test_documents.py).
+#: Functions and classes without an example in their docstring: classes of results, and functions
+#: that the pages of docs show (see test_documents.py).
 WITHOUT = {
     *("Explanation", "Info", "Prepared", "Pullback"),
     *("append_kv", "attention", "attention_backward", "attention_vjp", "attention_with_kvcache"),
@@ -20,7 +20,7 @@ WITHOUT = {
 
 
 def _public() -> dict[str, Any]:
-    """Functions and classes of the package but for errors; methods of classes among them."""
+    """The public functions and classes except errors, and the method ``BlockMask.from_csr``."""
     found = {name: getattr(cuflash, name) for name in cuflash.__all__}
     found = {
         name: value

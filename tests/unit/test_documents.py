@@ -1,4 +1,4 @@
-"""The code that README and the pages of docs show runs, and their links lead somewhere."""
+"""The code in README and the pages of docs runs, and their links have targets."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .documents import ROOT, blocks, pages, read
 
 #: Optional packages that a page may import.
 OPTIONAL = ("jax", "flax", "equinox")
-#: Lines that make a block one that is compiled and not run.
+#: A block with one of these lines is compiled but not run.
 NEEDS_A_GPU = ("import cupy", "from numba import cuda")
 
 PAGES = [page for page in pages() if any(blocks(page))]
@@ -20,7 +20,7 @@ PAGES = [page for page in pages() if any(blocks(page))]
 
 @pytest.mark.parametrize("page", PAGES)
 def test_the_code_of_a_page_runs(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From top to bottom, as a reader types it, on the CPU."""
+    """The blocks of a page run one after the other on the CPU, and share their names."""
     monkeypatch.setenv("CUFLASH_BACKEND", "numpy")
     code = "\n".join(block.code for block in blocks(page))
     for name in OPTIONAL:
@@ -62,7 +62,7 @@ def _anchors(page: str) -> set[str]:
 
 @pytest.mark.parametrize("page", pages())
 def test_links_lead_somewhere(page: str) -> None:
-    """Also those of README, which is not a page of the site."""
+    """The links of README are checked too, although it is not a page of the site."""
     folder = (ROOT / page).parent
     for link in _LINK.findall(re.sub(r"```.*?```", "", read(page), flags=re.DOTALL)):
         if link.startswith(("http:", "https:", "mailto:")):

@@ -23,7 +23,7 @@ _OWN = {"algorithm", "backend"}
 
 @st.composite
 def _problems(draw: Any) -> tuple[GivenCall, dict[str, Any]]:
-    """A call in float64 that drops weights, and the library's own keywords."""
+    """A call in float64 that drops weights, and keywords that only the library takes."""
     call = draw(calls(dropout=True))
     keywords = {n: v for n, v in call.keywords.items() if n not in _OWN}
     keywords["softcap"] = draw(st.sampled_from([None, None, 0.3, 2.0]))
@@ -33,7 +33,7 @@ def _problems(draw: Any) -> tuple[GivenCall, dict[str, Any]]:
 
 
 def _of(call: GivenCall, name: str) -> Any:
-    """Of an argument that is a keyword or an array."""
+    """The value of an argument, which is a keyword or an array."""
     return call.keywords.get(name, call.inputs.get(name))
 
 
@@ -46,7 +46,7 @@ def _mask(call: GivenCall) -> np.ndarray:
 @settings(max_examples=200)
 @given(problem=_problems(), data=st.data())
 def test_both_passes_against_the_formula(problem: Any, data: Any) -> None:
-    """Any shape, strides, lengths, bounds of the keys and other features."""
+    """Calls have any shape, strides, lengths, bounds of the keys and other features."""
     call, own = problem
     divided = data.draw(st.sampled_from([None, (1, 1, 1), (3, 2, None), (2, 3, 2), (9, 1, 3)]))
     with _divided(*divided) if divided else contextlib.nullcontext():
@@ -58,7 +58,7 @@ def test_both_passes_against_the_formula(problem: Any, data: Any) -> None:
 
 
 def _whole(x: dict[str, np.ndarray], left: np.ndarray, seen: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Out, lse and gradients by whole matrices, (batch, head, query, key)."""
+    """Compute out, lse and gradients with whole matrices of (batch, head, query, key)."""
     group = x["q"].shape[2] // x["k"].shape[2]
     q, dout = (x[name].swapaxes(1, 2) for name in ("q", "dout"))
     k, v = (np.repeat(x[name].swapaxes(1, 2), group, axis=1) for name in "kv")
@@ -90,7 +90,7 @@ def _whole(x: dict[str, np.ndarray], left: np.ndarray, seen: np.ndarray) -> tupl
 def test_both_passes_against_whole_matrices(
     sizes: Any, group: int, causal: bool, p: float, seed: Any, data: Any
 ) -> None:
-    """Written without the library but for which pairs are kept."""
+    """The expected values take only the kept pairs from the library."""
     batch, heads_kv, rows, keys = sizes
     heads, random = heads_kv * group, np.random.default_rng(data.draw(st.integers(0, 99)))
     q, kv = (batch, rows, heads, 3), (batch, keys, heads_kv, 3)
@@ -98,7 +98,7 @@ def test_both_passes_against_whole_matrices(
     x["dlse"] = random.standard_normal((batch, heads, rows))
     call = {"q": x["q"], "k": x["k"], "v": x["v"], "dropout_p": p, "dropout_seed": seed}
     call |= {"backend": "numpy", "blocks": data.draw(st.sampled_from([None, (2, 3), (5, 20)]))}
-    call |= {"causal": causal, "q_offset": keys if causal else None}  # the first sees them all
+    call |= {"causal": causal, "q_offset": keys if causal else None}  # every query sees all keys
     out, lse = cuflash.attention(**call, return_lse=True)
     saved = {"dout": x["dout"], "out": out, "lse": lse, "dlse": x["dlse"]}
     grads = cuflash.attention_backward(**saved, **call)
@@ -144,7 +144,7 @@ def test_threads_change_no_bit_and_parts_no_number(problem: Any) -> None:
 @pytest.mark.parametrize("entries", [(0, 3), (1, 2), (2, 3), (1, 1)])
 @pytest.mark.parametrize("heads", [(0, 3), (1, 3), (2, 3), (1, 2)])
 def test_a_part_of_a_call_draws_as_the_whole(algorithm: Any, entries: Any, heads: Any) -> None:
-    """Some entries, and some kv heads with their queries, with their position in the whole."""
+    """The part has some entries and some kv heads; its seed holds its position in the whole."""
     random = np.random.default_rng(3)
     x = {"q": random.standard_normal((3, 20, 6, 4)), "k": random.standard_normal((3, 30, 3, 4))}
     x["v"] = random.standard_normal(x["k"].shape)
@@ -179,7 +179,7 @@ def test_halves_and_singles_drop_what_doubles_drop(call: GivenCall) -> None:
 
 @pytest.mark.parametrize("algorithm", ["fa1", "fa2"])
 def test_the_pullback_drops_the_same(algorithm: Any) -> None:
-    """Gradients against differences of the summed output."""
+    """The gradients agree with finite differences of the sum of ``out * dout``."""
     random = np.random.default_rng(1)
     q, k, v, dout = (random.standard_normal((30, 4)) for _ in range(4))
     own: dict[str, Any] = {"backend": "numpy", "algorithm": algorithm, "causal": True}
@@ -198,7 +198,7 @@ def test_the_pullback_drops_the_same(algorithm: Any) -> None:
 
 
 def test_many_heads_and_long_rows_are_drawn_tile_by_tile() -> None:
-    """As the planner tiles them: some heads at a time, some rows, and few of them."""
+    """The planner chooses the tiles of calls with many keys, with many rows and with many heads."""
     random = np.random.default_rng(2)
     for rows, keys, heads in ((1, 5000, 3), (300, 700, 5), (2, 40, 70)):
         q = random.standard_normal((2, rows, heads, 8))

@@ -1,4 +1,4 @@
-"""``dropout_p`` and ``dropout_seed``: what is taken, and what is refused before anything runs."""
+"""The values that ``dropout_p`` and ``dropout_seed`` take, and those refused before a call runs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _call(dtype: Any = np.float32, **more: Any) -> dict[str, Any]:
 
 
 def _refused(given_: dict[str, Any], kind: Any, match: str) -> None:
-    """Refused by either pass, by the vjp, and by ``explain``; nothing is computed before."""
+    """Both passes, the vjp and ``explain`` refuse the arguments before they compute anything."""
     q, ran = given_["q"], []
     lse = np.zeros((q.shape[0], q.shape[2], q.shape[1]), np.float32)
     passes: list[Callable[..., Any]] = [cuflash.attention, cuflash.attention_vjp, cuflash.explain]
@@ -64,7 +64,7 @@ def test_a_part_needs_a_seed(p: Any) -> None:
 @pytest.mark.parametrize("p", [None, 0, 0.0, -0.0, np.float32(0)])
 @pytest.mark.parametrize("seed", [0, 5, np.zeros(2, np.uint32)], ids=str)
 def test_a_seed_needs_a_part(p: Any, seed: Any) -> None:
-    """It would do nothing."""
+    """A seed would do nothing without dropout, so it is refused."""
     says = "^dropout_seed: got a seed with.*; expected None, or dropout_p above 0"
     _refused(_call(dropout_p=p, dropout_seed=seed), _VALUE, says)
 

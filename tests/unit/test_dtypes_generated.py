@@ -1,4 +1,4 @@
-"""Every dtype of every array of both passes: taken as the contract says, or refused by name."""
+"""Every array of both passes takes the documented dtypes; an error names it for any other dtype."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ROWS = ("lse", "dlse", "lse_out")
 
 
 def _allowed(storage: str, output: str) -> dict[str, set[str]]:
-    """Dtypes of every array, by the docstrings, where q has ``storage`` and out ``output``."""
+    """The documented dtypes of every array, if q has dtype ``storage`` and out ``output``."""
     allowed = {name: {storage} for name in ("k", "v", "dq", "dk", "dv")}
     rows = "float64" if storage == "float64" else "float32"
     allowed |= {name: {rows} for name in _ROWS}
@@ -38,7 +38,7 @@ def _array(name: str, dtype: str) -> Any:
 
 
 def _call(dtypes: dict[str, str]) -> Any:
-    """The pass that has all of these arrays."""
+    """Call the pass that takes all of these arrays."""
     arrays = {name: _array(name, dtype) for name, dtype in dtypes.items()}
     if "dout" not in arrays:
         return cuflash.attention(**arrays, return_lse=True, backend="numpy")
@@ -66,7 +66,7 @@ def test_a_dtype_is_taken_or_refused_by_name(
     plain["out"] = output
     _call(plain)
     for name in names:
-        if name == "q":  # against which the others are held
+        if name == "q":  # its dtype decides which others are right
             continue
         for dtype in _DTYPES:
             if dtype in allowed[name]:

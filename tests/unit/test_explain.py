@@ -1,4 +1,4 @@
-"""``explain`` says what would run, and that is what runs."""
+"""``explain`` describes the plan of a call, and the call runs that plan."""
 
 from __future__ import annotations
 
@@ -157,10 +157,10 @@ def test_info_says_what_is_wrong_with_the_kernel_cache(
     (tmp_path / "one.cubin").touch()
     assert cuflash.info().kernel_cache == f"{tmp_path} (1 binaries)"
 
-    def refused(folder: Path) -> dict[str, int]:  # no permission stops the superuser
+    def refused(folder: Path) -> dict[str, int]:  # permissions do not stop the superuser
         raise PermissionError(13, "Permission denied", str(folder))
 
-    # The package has the function under the name of the module.
+    # ``cuflash.info`` is the function, so the module is imported by its name.
     monkeypatch.setattr(importlib.import_module("cuflash.info"), "binaries", refused)
     assert "Permission denied" in cuflash.info().kernel_cache
 

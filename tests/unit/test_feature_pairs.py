@@ -1,6 +1,6 @@
-"""Every pair of features with every algorithm and pass of the NumPy backend: runs, or is refused.
+"""Every pair of features runs or is refused, in every algorithm and pass of the NumPy backend.
 
-The matrix is made from the table of features: see ``pairs_case``; the emulator has the CUDA side.
+``pairs_case`` makes the pairs from the table of features. The emulator runs the CUDA kernels.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def test_refusals_name_what_there_is() -> None:
 def test_a_refused_pair_raises_wherever_it_stands(
     second: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Planted in the list: features, algorithms, backends, passes and dtypes."""
+    """The test plants a refusal with a feature, an algorithm, a backend, a pass or a dtype."""
     monkeypatch.setattr(refused, "REFUSED", (Refusal("window", second, "as a test has it"),))
     calls.forget()
     algorithm = second if second in ALGORITHMS else "auto"
@@ -80,7 +80,7 @@ def test_a_refused_pair_raises_wherever_it_stands(
 def test_a_generation_that_is_refused_is_passed_over(
     second: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With "auto" the next one runs, and the plan says why; a backend has no next one."""
+    """With "auto" the next algorithm runs, and the plan says why; a refused backend is an error."""
     monkeypatch.setattr(refused, "REFUSED", (Refusal("window", second, "as a test has it"),))
     sizes = {"batch": 1, "heads_q": 4, "heads_kv": 4, "seqlen_q": 512, "seqlen_kv": 512}
     kinds = {"storage": "float16", "output": "float16", "mask": "left", "operation": "forward"}
@@ -99,6 +99,6 @@ def test_a_generation_that_is_refused_is_passed_over(
 
 
 def test_all_features_together_are_not_refused() -> None:
-    """Except features that are refused with another one."""
+    """The test leaves out the first feature of every refused pair."""
     one_of_each = {pair.first for pair in REFUSED}
     check_refused(name for name in FEATURES if name not in one_of_each)

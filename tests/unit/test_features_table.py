@@ -1,4 +1,4 @@
-"""Every public signature is compared with the table of features: a missing row fails."""
+"""All public functions have the arguments in the table of features."""
 
 from __future__ import annotations
 
@@ -29,9 +29,10 @@ FUNCTIONS: list[Callable[..., Any]] = [
     cuflash.prepare,
     cuflash.explain,
 ]
-#: Those that take what the backward pass alone has.
+#: Functions that take arguments of the backward pass.
 OF_GRADIENTS = [f for f in FUNCTIONS if f is not cuflash.attention]
-#: The options of ``python -m cuflash compile`` for kernels of a feature.
+#: For each feature, the fields of ``Calls`` that ask for its kernels. ``python -m cuflash compile``
+#: has options of the same names, except that ``masks`` is ``--mask``.
 COMPILED: dict[str, dict[str, Any]] = {
     "window": {"masks": ("left", "band")},
     "used_lengths": {"used_lengths": (False, True)},
@@ -45,7 +46,7 @@ COMPILED: dict[str, dict[str, Any]] = {
     "sinks": {"sinks": ("float16", "float32")},
     "dropout": {"dropout": (False, True)},
 }
-#: Arguments whose option has another name; ``--mask`` of ``compile`` is of bounds of the keys.
+#: Arguments whose option has another name: ``compile`` has ``--mask`` for the bounds of the keys.
 OPTIONS = {"mask": "mask_array"}
 
 
@@ -126,7 +127,7 @@ def test_the_command_line_explains_wrt() -> None:
 
 @pytest.mark.parametrize("feature", FEATURES)
 def test_kernels_of_every_feature_are_compiled_ahead(feature: str) -> None:
-    """An option for each; without it there are none of them."""
+    """Every feature has an option, and its kernels are listed only if the option asks for them."""
     options = {option[2:].replace("-", "_") for option in _options("compile")}
     assert COMPILED[feature].keys() <= options | {"masks"}
     plain = Calls(((64, 64),), ("float16",), seqlens=((512, 512),))

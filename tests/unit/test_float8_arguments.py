@@ -1,4 +1,4 @@
-"""What calls with float8 caches refuse, and the numbers that bytes stand for."""
+"""Arguments that calls with float8 caches refuse, and conversions between bytes and numbers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _CASE = CacheCase("float16", lengths=(3, 0), new=2, float8="each")
 _NUMBERS = CacheCase("float16", lengths=(3, 0), new=2, float8="numbers")
 _HALVES = CacheCase("float16", lengths=(3, 0), new=2)
 
-#: Of both functions.
+#: Refused by ``append_kv`` and by ``attention_with_kvcache``.
 _BOTH: list[Row] = [
     (_CASE, setting(cache_dtype="float8_e5m2"), V, "cache_dtype: got 'float8_e5m2'"),
     (_CASE, setting(cache_dtype=np.uint8), V, "cache_dtype: got "),
@@ -107,7 +107,7 @@ def test_what_bytes_stand_for() -> None:
 
 @given(st.lists(st.floats(width=32), min_size=1, max_size=8), st.sampled_from([1.0, 0.3, 7.0]))
 def test_numbers_become_the_nearest_bytes(numbers: list[float], scale: float) -> None:
-    """The reference looks for the nearest of all; ml_dtypes does not saturate."""
+    """The reference searches all bytes for the nearest number; ml_dtypes does not saturate."""
     x = np.array(numbers, np.float32).reshape(1, -1)
     found = quantised(x, np.full(1, scale, np.float32))[0]
     cache = np.zeros((1, 1, 1, x.size), np.uint8)
@@ -118,7 +118,7 @@ def test_numbers_become_the_nearest_bytes(numbers: list[float], scale: float) ->
 
 
 def test_the_edges_of_rounding() -> None:
-    """Halfway cases go to the even number, what is too large to 448, and NaN stays."""
+    """Halfway cases round to even, numbers that are too large become 448, and NaN stays NaN."""
     x = [0.0, -0.0, 2.0**-10, 1.5 * 2.0**-9, 2.0**-9, 464.0, 465.0, 1e9, -np.inf, np.nan, -1.0625]
     expected = [0, 128, 0, 2, 1, 126, 126, 126, 254, 127, 128 + 0x38]
     found = quantised(np.array([x], np.float32), np.ones(1, np.float32))

@@ -1,4 +1,4 @@
-"""The rules of the house that a machine can hold: sizes of files and functions, and asm."""
+"""The rules of the house that a program can check: sizes of files and functions, and asm."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 MOST_LINES = {".py": 300, ".cu": 399, ".cuh": 399}
-#: Of a function without its docstring and, of a public one, without keyword-only parameters: they
-#: stand one on a line, and a feature adds one.
+#: The lines of a function. Its docstring does not count, nor do keyword-only parameters of a
+#: public function: each of them has a line, and every feature adds one.
 MOST_FUNCTION_LINES = 39
 
 

@@ -1,4 +1,4 @@
-"""Data flows one way: a module imports only from those above it in the list of the design."""
+"""Calls flow one way: a module imports only modules above it in ``ORDER``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-#: Every module of the package but the command line, from the bottom of the house to its top.
+#: The modules of the library. Each imports only modules above it in this list.
 ORDER = [
     "errors",
     "reference_checks",
@@ -203,7 +203,7 @@ ORDER = [
     "jax.cache",
     "jax",
 ]
-#: Applications of the library: they may use all of it, and nothing of it uses them.
+#: Applications: they may import every module of the library, and no module imports them.
 APPLICATIONS = (
     "cli",
     "command_output",
@@ -213,7 +213,7 @@ APPLICATIONS = (
     "info_command",
     "__main__",
 )
-#: Their __init__ holds no code.
+#: Packages whose __init__ holds no code.
 PACKAGES = ("planning", "planning.tiles", "cuda", "arrays", "features", "caches")
 
 
@@ -278,7 +278,7 @@ def test_the_reference_stands_alone(modules: dict[str, Path]) -> None:
     users = {
         name for name, path in modules.items() if "reference" in _imported(name, path, set(modules))
     }
-    # The package names it; the demo checks its gradients with it.
+    # The package exports the reference, and the demo checks its gradients with it.
     assert {user.split(".")[0] for user in users} <= {"", "demo"}
     for part in ("reference_caches", "reference_checks", "reference_heads", "reference_packed"):
         users = {n for n, p in modules.items() if part in _imported(n, p, set(modules))}

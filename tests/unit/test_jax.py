@@ -38,7 +38,7 @@ def _options(case: Case) -> dict[str, Any]:
 
 
 def _run(case: Case, x: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Every result of a case, with a cotangent of lse if there is one."""
+    """Every result of a case. The cotangent of lse is ``dlse``, or 0 if there is none."""
     q, k, v = (jnp.asarray(x[name]) for name in "qkv")
     options = _options(case)
     results, pull = jax.vjp(lambda *qkv: attention(*qkv, return_lse=True, **options), q, k, v)
@@ -80,7 +80,7 @@ def test_it_is_jaxs_own_function(dtype: str, mask: dict[str, Any], heads_kv: int
     x = arrays(case)
     truth = judge(case, x)
     mine, theirs = _run(case, x), _of_jax(case, x)
-    if dtype == "float32":  # each is off by its own rounding
+    if dtype == "float32":  # both round, each in its own way
         for name in theirs:
             compare(truth, name, mine[name]).check()
             compare(truth, name, theirs[name]).check()

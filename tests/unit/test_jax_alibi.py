@@ -28,7 +28,7 @@ SHAPES = pytest.mark.parametrize("shape", [HEADS, BATCH], ids=["heads", "batch"]
 
 
 def total(function: Any, **options: Any) -> Any:
-    """A number made of the output and of the log-sum-exp."""
+    """A function that returns a loss of the output and the log-sum-exp."""
 
     def of(q: Any, k: Any, v: Any, slopes: Any) -> Any:
         out, lse = function(q, k, v, alibi_slopes=slopes, return_lse=True, **options)
@@ -43,7 +43,7 @@ def total(function: Any, **options: Any) -> Any:
 def test_values_and_gradients(
     wide: None, compiled: bool, options: dict[str, Any], shape: tuple[int, ...]
 ) -> None:
-    """Slopes of heads get the sum over the entries of the batch."""
+    """The gradient of slopes of shape (heads,) is summed over the batch."""
     arrays = draw(Q, KV, KV, shape)
     *qkv, slopes = arrays
     got = attention(*qkv, alibi_slopes=slopes, return_lse=True, **options)
@@ -54,7 +54,7 @@ def test_values_and_gradients(
 
 
 def test_beside_sinks(wide: None) -> None:
-    """The weight that a far key loses goes to the sink."""
+    """With slopes and sinks in one call, the gradients of both agree with the formula."""
     *qkv, slopes, sinks = draw(Q, KV, KV, BATCH, HEADS)
 
     def of(function: Any) -> Any:
@@ -74,7 +74,7 @@ def test_without_a_batch(wide: None) -> None:
 
 
 def test_the_position_is_that_of_jax(wide: None) -> None:
-    """The first query is at the first key, whatever the mask; elsewhere at the last."""
+    """Positions follow ``q_offset`` as in the library; here its default is 0."""
     *qkv, slopes = draw(Q, KV, KV, HEADS)
     arrays = [np.asarray(array) for array in qkv]
     for q_offset in (0, None, -3):
@@ -132,7 +132,7 @@ def test_slopes_of_halves_are_float32(dtype: str, shape: tuple[int, ...]) -> Non
 def test_under_vmap(
     wide: None, axes: tuple[int | None, int | None], shape: tuple[int, ...]
 ) -> None:
-    """Queries and slopes, mapped or not; every mapped entry has a gradient of its own."""
+    """Queries and slopes are mapped or not, and every mapped entry has its own gradient."""
     of_q, of_slopes = axes
     in_axes = (of_q, None, 0 if of_q is None else of_q, of_slopes)
     arrays = []
@@ -155,7 +155,7 @@ def test_under_vmap(
 
 @pytest.mark.parametrize("axes", [*itertools.product((0, None), repeat=2)])
 def test_under_two_vmaps(wide: None, axes: tuple[int | None, int | None]) -> None:
-    """Slopes of the outer entries, of the inner ones, of both or of none; sinks are mapped too."""
+    """The outer vmap, the inner one, both or none map the slopes. Both map the sinks."""
     outer, inner = axes
     shape = tuple(n for n, axis in ((2, outer), (3, inner)) if axis is not None) + HEADS
     arrays = draw((2, 3, *Q), (2, 3, *KV), (3, *KV), shape)

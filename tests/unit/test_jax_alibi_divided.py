@@ -1,4 +1,4 @@
-"""Slopes of arrays that are divided over four devices: by heads, and by batch with them."""
+"""ALiBi slopes in calls with arrays that are divided over four devices, by batch and by heads."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _of_slopes(spec: Any, shape: tuple[int, ...]) -> Any:
 @pytest.mark.parametrize("keys", [WHOLE, GROUPED], ids=["heads", "groups"])
 @pytest.mark.parametrize("spec", FREE, ids=str)
 def test_nothing_is_gathered(spec: Any, keys: tuple[int, ...], shape: tuple[int, ...]) -> None:
-    """Gradients of slopes that the batch shares are summed over its parts, and no others."""
+    """Devices sum only the gradients of slopes that the entries of a divided batch share."""
     arrays = draw(WHOLE, keys, keys, shape, dtype="float32")
     specs = [spec] * 3 + [_of_slopes(spec, shape)]
     _, collectives = run_divided(forward, cpu_mesh(2, 2), arrays, specs)

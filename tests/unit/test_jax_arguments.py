@@ -1,4 +1,4 @@
-"""Refusals of ``cuflash.jax`` and their messages; imports with and without it."""
+"""Refusals of ``cuflash.jax`` and their messages; imports with and without JAX."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_a_bad_call_names_the_argument(
         is_array = {name: isinstance(value, jax.Array) for name, value in call.items()}
         arrays = {name: value for name, value in call.items() if is_array[name]}
         others = {name: value for name, value in call.items() if not is_array[name]}
-        with pytest.raises(error, match=says):  # when it is traced, before anything is lowered
+        with pytest.raises(error, match=says):  # while tracing, before anything is lowered
             jax.make_jaxpr(lambda given: attention(**given, **others))(arrays)
     assert not ran
 

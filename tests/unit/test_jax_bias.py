@@ -23,7 +23,7 @@ OPTIONS: list[dict[str, Any]] = [
     {"is_causal": True, "q_offset": None, "softcap": 0.8},
     {"local_window_size": (3, 1), "q_offset": 4, "scale": 0.5},
 ]
-#: Every axis whole or 1, and the first ones left out.
+#: Shapes of a bias: every axis is whole or 1, or the first axes are left out.
 KINDS = [
     *itertools.product(*[(size, 1) for size in WHOLE]),
     *[WHOLE[lacking:] for lacking in range(1, 5)],
@@ -121,7 +121,7 @@ def test_only_what_is_wanted_is_computed(wide: None, kind: tuple[int, ...]) -> N
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("of_bias", ["q", "float32"])
 def test_dtypes(dtype: str, of_bias: str) -> None:
-    """The query's dtype or float32; the gradient has the same."""
+    """A bias has the query's dtype or float32, and its gradient has the dtype of the bias."""
     qkv = draw(Q, KV, KV, dtype=dtype)
     (bias,) = draw((4, 1, 11), dtype=dtype if of_bias == "q" else of_bias, seed=4)
     out, lse = attention(*qkv, bias, return_lse=True)
@@ -187,7 +187,7 @@ def test_the_same_bits_in_every_run() -> None:
 
 @pytest.mark.parametrize("full", [(2, 3, 2), (3, 1, 2), (2, 3), (1, 4), (2, 2, 3, 2)], ids=str)
 def test_entries_that_share(full: tuple[int, ...]) -> None:
-    """The numbers for the options, held to the places of every entry."""
+    """The numbers of neighbours that share an entry of a bias agree with broadcasting."""
     places = np.arange(np.prod(full)).reshape(full)
     for own in itertools.product(*[{1, size} for size in full]):
         lacking = [axis for axis, size in enumerate(own) if size < full[axis]]
@@ -233,7 +233,7 @@ def test_other_biases_are_refused(bias: Any, error: str, says: str) -> None:
     with pytest.raises(kind, match=f"bias: {says}"):
         attention(*arrays, bias)
     if bias is not ...:
-        with pytest.raises(kind, match=f"bias: {says}"):  # when it is traced
+        with pytest.raises(kind, match=f"bias: {says}"):  # while tracing
             jax.make_jaxpr(attention)(*arrays, bias)
 
 

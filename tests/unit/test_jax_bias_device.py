@@ -1,4 +1,4 @@
-"""A bias and a mask on the CUDA side of ``cuflash.jax``, with a fake device."""
+"""A bias and a mask on the CUDA side of ``cuflash.jax``, on a fake device."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def _buffer(shape: tuple[int, ...], dtype: Any, address: int) -> Any:
     return SimpleNamespace(shape=shape, dtype=dtype, address=address)
 
 
-#: Mapped axes and batch of a bias beside (3, 2, 2) of q; the numbers of a forward pass, and the
-#: entries of the gradient.
+#: The sizes of the two mapped axes and the batch of a bias, if q has (3, 2, 2); the parameters
+#: ``entries`` and ``own_entries`` of the bias; the entries of its gradient.
 PATTERNS = [
     ((3, 2, 2), (1, 12), 12),
     ((1, 1, 1), (1, 1), 6),
@@ -49,7 +49,7 @@ PATTERNS = [
 def test_entries_reach_the_kernels(
     fake_device: FakeDevice, own: tuple[int, ...], numbers: tuple[int, int], of_gradient: int
 ) -> None:
-    """The bias lies in XLA's buffer as it is, and its gradient has one for each mapped entry."""
+    """Kernels read the bias in XLA's buffer, and every mapped entry has its own gradient."""
     mapped, kind = (3, 2), (4, 1, 9)
     shapes = {"q": Q, "k": KV, "v": KV, "dout": Q, "out": Q, "lse": ROWS}
     shapes = {name: (*mapped, *shape) for name, shape in shapes.items()} | {"bias": (*own, *kind)}
@@ -81,7 +81,7 @@ def test_entries_reach_the_kernels(
 
 
 def _fields(words: Any, name: str = "") -> tuple[str, ...]:
-    """Names in the parameters of a kernel, or in a block of them."""
+    """The names of the parameters of a kernel, or of the fields of one parameter."""
     names = words.dtype.names or ()
     if not name:
         return tuple(names)
@@ -89,7 +89,7 @@ def _fields(words: Any, name: str = "") -> tuple[str, ...]:
 
 
 def test_a_bias_is_lowered_as_it_is() -> None:
-    """An axis that vmap does not map has size 1."""
+    """The lowered bias is not repeated: an axis that vmap does not map has size 1."""
     q, k, v, bias = draw((3, *Q), (3, *KV), (3, *KV), (5, 9), dtype="float16")
 
     def loss(*arrays: Any) -> Any:
@@ -104,7 +104,7 @@ def test_a_bias_is_lowered_as_it_is() -> None:
 
 
 def test_a_mask_is_lowered_as_it_is() -> None:
-    """In both passes, of bytes, and with an axis of 1 where vmap does not map it."""
+    """Both passes take the booleans, with an axis of size 1 if vmap does not map the mask."""
     q, k, v = draw((3, *Q), (3, *KV), (3, *KV), dtype="float16")
     mask = jnp.ones((5, 9), bool)
 

@@ -1,4 +1,7 @@
-"""A bias of arrays that are divided over four devices: its axes of 1 are not, and are summed."""
+"""A bias in calls with arrays that are divided over four devices.
+
+Its axes of size 1 are not divided; its gradient is summed over the devices that share them.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ __all__ = ["wide"]
 attention = pytest.importorskip("cuflash.jax", reason="JAX is not installed").attention
 
 ALL = (0, 1, 2, 3)
-#: Divided with the batch and the heads, with either, with none.
+#: Shapes of a bias that is divided by batch and heads, by heads, by batch, and not at all.
 KINDS = [(4, 8, 6, 6), (1, 8, 6, 1), (4, 1, 1, 6), (1, 1, 6, 6)]
 OPTIONS: dict[str, Any] = {"local_window_size": (3, 1), "return_lse": True}
 
@@ -39,7 +42,7 @@ gradients = jax.grad(total(attention), ALL)
 
 
 def _of_bias(spec: Any, kind: tuple[int, ...]) -> Any:
-    """How a bias is divided beside queries: its axes of 1 are whole."""
+    """The division of a bias for queries with ``spec``: its axes of size 1 are whole."""
     batch, _, heads, _ = entries(spec, 4)
     return P(batch if kind[0] > 1 else None, heads if kind[1] > 1 else None)
 
@@ -52,7 +55,7 @@ def _is_shared(spec: Any, kind: tuple[int, ...]) -> bool:
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 @pytest.mark.parametrize("spec", FREE, ids=str)
 def test_nothing_is_gathered(spec: Any, kind: tuple[int, ...]) -> None:
-    """Gradients that devices share are summed over these, and no others."""
+    """Devices exchange only sums of the gradients of a bias that they share."""
     keys = GROUPED if kind[0] > 1 else WHOLE
     arrays = draw(WHOLE, keys, keys, kind, dtype="float32")
     specs = [spec] * 3 + [_of_bias(spec, kind)]
@@ -66,7 +69,7 @@ def test_nothing_is_gathered(spec: Any, kind: tuple[int, ...]) -> None:
 
 @pytest.fixture
 def older_partitioner() -> Iterator[None]:
-    """The one that JAX had before Shardy."""
+    """JAX uses the partitioner that it had before Shardy."""
     before = jax.config.jax_use_shardy_partitioner
     jax.config.update("jax_use_shardy_partitioner", False)
     jax.clear_caches()
@@ -102,7 +105,7 @@ def test_a_bias_that_every_device_has(kind: tuple[int, ...]) -> None:
 
 
 def test_a_bias_that_is_divided_as_no_pass_can_take_it() -> None:
-    """Divided by queries or keys it is gathered; by heads alone it stays divided."""
+    """A bias divided by queries or keys is gathered; a bias divided by heads stays divided."""
     arrays = draw(WHOLE, GROUPED, GROUPED, KINDS[0], dtype="float32")
     for of_bias in (P(None, None, "x", "y"), P(None, "x")):
         run_divided(gradients, cpu_mesh(2, 2), arrays, [P()] * 3 + [of_bias])
@@ -118,7 +121,7 @@ def test_fewer_key_heads_than_devices(keys: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("kind", [(4, 1, 6, 6), (1, 8, 1, 6)], ids=str)
 @pytest.mark.parametrize("axes", [(0, 0, 0, 0), (0, 0, 0, None), (None, 0, None, 0)], ids=str)
 def test_vmap(axes: tuple[int | None, ...], kind: tuple[int, ...]) -> None:
-    """The mapped axis is divided too; devices count the entries that they have."""
+    """The mapped axis is divided too, and every device counts only the entries that it has."""
     shapes = (WHOLE, GROUPED, GROUPED, kind)
     whole = [s if axis is None else (2, *s) for s, axis in zip(shapes, axes, strict=True)]
     arrays = draw(*whole, dtype="float32")
@@ -131,7 +134,7 @@ def test_vmap(axes: tuple[int | None, ...], kind: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("mapped", [(2, 1), (1, 4)], ids=["outer", "inner"])
 def test_two_vmaps(mapped: tuple[int, int]) -> None:
-    """The gradient is summed over entries of other devices that have no bias of their own."""
+    """The gradient is summed over all devices whose entries share the bias."""
     outer, inner = mapped
     arrays = draw(
         *[(2, 4, 2, 3, 4, 4)] * 3,
@@ -188,7 +191,7 @@ def test_vmap_on_explicit_axes(axes: tuple[int | None, ...], kind: tuple[int, ..
 
 @pytest.mark.parametrize("pattern", [(2, 1, 2), (2, 1, 1)], ids=["hole", "outer"])
 def test_two_vmaps_on_explicit_axes(pattern: tuple[int, ...]) -> None:
-    """An array repeated along a hole is divided there as the queries are."""
+    """A bias is repeated along an axis that it lacks, and divided there as the queries are."""
     outer, inner, batch = pattern
     arrays = draw(*[(2, 4, 2, 3, 4, 4)] * 3, (outer, batch, 1, 3, 3), dtype="float32")
     twice = jax.jit(jax.vmap(jax.vmap(gradients, in_axes=(0, 0, 0, None))))

@@ -19,7 +19,7 @@ attention = pytest.importorskip("cuflash.jax", reason="JAX is not installed").at
 @pytest.mark.parametrize("kind", FEW, ids=str)
 @pytest.mark.parametrize("axes", [(0, 0), (0, None), (None, 0), (1, -1)], ids=str)
 def test_under_vmap(wide: None, axes: tuple[int | None, int | None], kind: tuple[int, ...]) -> None:
-    """Queries and bias, mapped or not; every mapped entry has a gradient of its own."""
+    """Queries and bias are mapped or not, and every mapped entry has its own gradient."""
     of_q, of_bias = axes
     in_axes = (of_q, None, of_q, of_bias)
     arrays = []
@@ -42,7 +42,7 @@ def test_under_vmap(wide: None, axes: tuple[int | None, int | None], kind: tuple
 
 @pytest.mark.parametrize("axis", [0, None], ids=["mapped", "shared"])
 def test_mapped_entries_are_a_batch(wide: None, axis: int | None) -> None:
-    """Entries without a batch axis, and a bias of each or of all, need no number."""
+    """If mapped entries are the batch, the options need no number of entries that share a bias."""
     arrays = draw(Q, KV, KV, (1, 7, 11) if axis is None else (3, 1, 7, 11))
     each = jax.jit(jax.vmap(attention, (0, 0, 0, axis)))
     got, (problem,) = observed(each, *arrays)
@@ -50,12 +50,12 @@ def test_mapped_entries_are_a_batch(wide: None, axis: int | None) -> None:
     assert problem.operands["bias"].entries is None
 
 
-#: Whether the outer and the inner entries have a bias each, and the entries of the batch.
+#: The sizes of the outer, the inner and the batch axis of a bias; 1: it lacks the axis.
 PATTERNS = list(itertools.product((2, 1), (3, 1), (2, 1)))
 
 
 def _of_pattern(pattern: tuple[int, ...]) -> tuple[list[Any], Any, Any]:
-    """Arrays of two mapped axes and a batch of two, their mapping, and the expected results."""
+    """Arrays with two mapped axes, a function that maps another one twice, and expected results."""
     outer, inner, batch = pattern
     mapped = tuple(size for size in (outer, inner) if size > 1)
     q, k, v, bias = draw(
@@ -74,7 +74,7 @@ def _of_pattern(pattern: tuple[int, ...]) -> tuple[list[Any], Any, Any]:
 
 @pytest.mark.parametrize("pattern", PATTERNS, ids=str)
 def test_under_two_vmaps(wide: None, pattern: tuple[int, ...]) -> None:
-    """A bias is repeated along a hole alone; each mapped entry has a gradient of its own."""
+    """A bias is repeated only along a hole: an axis that it lacks between two that it has."""
     arrays, twice, whole = _of_pattern(pattern)
     got, ran = observed(jax.jit(twice(pulled(attention))), *arrays)
     near(got, whole)
@@ -98,7 +98,7 @@ def test_the_gradient_of_two_vmaps(wide: None, pattern: tuple[int, ...]) -> None
 @pytest.mark.parametrize("kind", [WHOLE, (1, 7, 11)], ids=str)
 @pytest.mark.parametrize("axis", [0, None], ids=["mapped", "shared"])
 def test_beside_mapped_sinks(wide: None, axis: int | None, kind: tuple[int, ...]) -> None:
-    """Mapped entries are heads there, and the bias has them too where entries differ."""
+    """Mapped entries become heads, and a bias that differs by entry or head has all these heads."""
     own = kind if axis is None else (2, *kind)
     arrays = draw((2, *Q), KV, KV, own, (2, 4))
     in_axes = (0, None, None, axis, 0)
@@ -117,7 +117,7 @@ def test_beside_mapped_sinks(wide: None, axis: int | None, kind: tuple[int, ...]
 
 @pytest.mark.parametrize("axis", [0, None], ids=["mapped", "shared"])
 def test_beside_sinks_of_two_vmaps(wide: None, axis: int | None) -> None:
-    """The outer entries join the batch, the inner ones are heads."""
+    """The outer mapped entries become entries of the batch, and the inner ones become heads."""
     inner = () if axis is None else (3,)
     arrays = draw((2, 3, *Q), (3, *KV), (3, *KV), (2, *inner, 1, 1, 7, 11), (3, 4))
 

@@ -1,4 +1,4 @@
-"""``block_mask`` inside JAX: traced, mapped and differentiated, against a mask of pairs."""
+"""``block_mask`` in traced, mapped and differentiated calls, compared with a mask of pairs."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_values_and_gradients_are_those_of_the_same_pairs(shape: tuple[int, ...]
 
 @pytest.mark.parametrize("mapped", [(0, None), (None, 0), (0, 0)], ids=str)
 def test_under_vmap(mapped: tuple[Any, Any]) -> None:
-    """Mapped queries, a mapped mask, and both."""
+    """The queries are mapped, or the mask, or both."""
     q, k, v = _arrays()
     qs = jnp.stack([q, -q, 2 * q]) if mapped[0] == 0 else q
     blocks = _blocks(*(3,) * (mapped[1] == 0), 2, 1)
@@ -90,7 +90,7 @@ def one_device(fake_device: FakeDevice, monkeypatch: pytest.MonkeyPatch) -> Fake
 
 @pytest.mark.parametrize("dtype", [bool, np.uint8])
 def test_blocks_are_lowered_as_they_are_for_cuda(one_device: FakeDevice, dtype: Any) -> None:
-    """In both passes, of bytes, and with an axis of 1 where vmap does not map them."""
+    """Both passes take the blocks unconverted, with an axis of 1 if vmap does not map them."""
     q, k, v = (jnp.stack([x.astype(np.float16)] * 3) for x in _arrays())
     mask = BlockMask(_blocks().astype(dtype), _BLOCK)
 
@@ -107,7 +107,7 @@ def test_blocks_are_lowered_as_they_are_for_cuda(one_device: FakeDevice, dtype: 
 
 
 def test_entries_of_the_blocks_reach_the_kernels(one_device: FakeDevice) -> None:
-    """Three mapped calls share them, with two entries each."""
+    """Each of three mapped calls has its own blocks, which the two entries of its batch share."""
     shapes = [(3, 2, 150, 4, 8), (3, 2, 200, 2, 8), (3, 2, 200, 2, 8), (3, 1, 4, 3, 4)]
     kinds = [np.float16] * 3 + [np.bool_]
     options = Options(layout="bshd", algorithm="fa2", more=(("block_mask", _BLOCK),))

@@ -28,7 +28,7 @@ def _draw(*shapes: tuple[int, ...], seed: int = 0) -> list[Any]:
 
 
 def _check(case: CacheCase) -> None:
-    """All results are those of the reference, and the caches that were given are as before."""
+    """All results are those of the reference, and the given caches do not change."""
     built = build(case)
     truth, truth_lse, raw, overflow = built.expected()
     arrays, keywords = in_jax(built, jax)
@@ -96,9 +96,9 @@ def _steps(count: int) -> tuple[list[Any], list[Any]]:
 
 
 def test_a_loop_of_tokens_is_one_causal_pass() -> None:
-    """Under ``lax.scan``, whose caches are one buffer each; the length is a number that it counts.
+    """A ``lax.scan`` carries the caches and the length, and does not copy the caches.
 
-    Past the last slot tokens are counted and change nothing.
+    Tokens after the last slot are counted in ``overflow``, and change no cache.
     """
     new, caches = _steps(20)
 
@@ -165,7 +165,7 @@ def test_on_several_devices(way: str, divided: int) -> None:
         return attention_with_kvcache(*a[:5], cache_seqlens=a[5], causal=True)
 
     def part(*a: Any) -> Any:
-        *results, overflow = step(*a)  # JAX cannot know that it is the same for all heads
+        *results, overflow = step(*a)  # JAX cannot know that all heads have the same overflow
         return (*results, jax.lax.pmax(overflow, "x") if divided else overflow)
 
     each, mesh = step, cpu_mesh(4)

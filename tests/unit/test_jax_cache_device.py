@@ -31,7 +31,7 @@ STREAM = 77
 
 @pytest.fixture(autouse=True)
 def two_devices(fake_device: FakeDevice, monkeypatch: pytest.MonkeyPatch) -> FakeDevice:
-    """JAX has the two devices that the fake has, and calls Python."""
+    """JAX has the two devices of the fake, and XLA calls back into Python."""
     monkeypatch.setattr(on_device, "_devices", lambda: [0, 1])
     monkeypatch.setattr(on_device, "_place_of", lambda place: place.place)
     monkeypatch.setenv("CUFLASH_JAX_NATIVE", "0")
@@ -40,7 +40,7 @@ def two_devices(fake_device: FakeDevice, monkeypatch: pytest.MonkeyPatch) -> Fak
 
 def _prepared(appends: bool, algorithm: str, float8: bool) -> Any:
     shapes, kinds = SHAPES | (APPENDED if appends else {}), KINDS
-    if float8:  # a scale of each entry and head, and a number
+    if float8:  # k_scale is an array, v_scale is a number
         shapes, kinds = {**shapes, "k_scale": (2, 2)}, {**KINDS, **FLOAT8}
     options = check_options(causal=True, algorithm=algorithm)
     scales = (("v_number", 0.75),) if float8 else None
@@ -50,7 +50,7 @@ def _prepared(appends: bool, algorithm: str, float8: bool) -> Any:
 
 
 def _buffer(address: int, device: int) -> Any:
-    """Replaces a buffer of XLA, of some elements."""
+    """Replaces a buffer of XLA that has elements."""
     return SimpleNamespace(shape=(1,), place=(address, device))
 
 
@@ -60,7 +60,7 @@ def _buffer(address: int, device: int) -> Any:
 def test_a_callback_is_a_prepared_call(
     fake_device: FakeDevice, appends: bool, device: int, algorithm: str
 ) -> None:
-    """On XLA's stream, over its buffers; a cache that is written is the result."""
+    """The callback launches what a prepared call launches, on XLA's stream and XLA's buffers."""
     float8 = algorithm == "float8"
     algorithm = "fa3" if float8 else algorithm
     made, shapes = _prepared(appends, algorithm, float8)
@@ -123,7 +123,7 @@ def test_other_kernels_refuse_float8_caches_when_lowering(algorithm: Any) -> Non
 
 
 def test_a_computation_for_cuda_is_given_float8_caches_as_they_are() -> None:
-    """They are not converted to bytes, which XLA would copy."""
+    """The caches are not converted to bytes, because XLA would copy them for that."""
     q, k, v, *caches = draw(Q, NEW, NEW, CACHE, CACHE, dtype="float16")
     given: dict[str, Any] = {"cache_seqlens": 3, "k_scale": 1.5, "v_scale": 2}
     step = jax.jit(lambda *a: attention_with_kvcache(*a, **given))

@@ -26,7 +26,7 @@ P = jax.sharding.PartitionSpec
 
 
 def _drawn(dtype: str = "float16", **changed: Any) -> dict[str, Any]:
-    """Arguments by name, the caches full of numbers."""
+    """Arguments by name, with caches full of random numbers."""
     shapes = {"q": Q, "k_cache": CACHE, "v_cache": CACHE, "k": NEW, "v": NEW}
     arrays = dict(zip(shapes, draw(*shapes.values(), dtype=dtype), strict=True))
     for name in ("k_cache", "v_cache"):
@@ -44,7 +44,7 @@ def _same(one: Any, other: Any) -> None:
 @settings(max_examples=60)
 @given(cases(dtypes=("float16", "bfloat16"), float8=True))
 def test_every_result_is_that_of_the_reference(case: CacheCase) -> None:
-    """And of the library, which is given the same bytes."""
+    """The library gives the same results for the same bytes."""
     built = build(case)
     truth, truth_lse, raw, overflow = built.expected()
     arrays, keywords = in_jax(built, jax)
@@ -63,7 +63,7 @@ def test_every_result_is_that_of_the_reference(case: CacheCase) -> None:
 
 
 def test_donated_caches_are_written_in_place() -> None:
-    """The scales are traced: other ones need no other computation."""
+    """The scales are traced, so the compiled computation takes other scales too."""
     arguments = _drawn(cache_seqlens=jnp.array([3, 15], "int32"))
     arguments |= {"k_scale": jnp.float32(0.37), "v_scale": jnp.full((2, 2), 1.7, "float32")}
     caches = {name: arguments.pop(name) for name in ("k_cache", "v_cache")}
@@ -124,7 +124,7 @@ def test_a_scale_may_be_a_number_or_an_array(shape: tuple[int, ...], traced: boo
 
 @pytest.mark.usefixtures("wide")
 def test_a_traced_number_of_python_is_float32() -> None:
-    """Also where JAX has float64; an array of that is refused, as by the library."""
+    """A traced Python number is float32 even if JAX has float64; a float64 array is refused."""
     arguments = _drawn(k_scale=None)
     step = jax.jit(lambda scale: attention_with_kvcache(**arguments, k_scale=scale))
     for scale in (0.37, 2):
@@ -134,7 +134,7 @@ def test_a_traced_number_of_python_is_float32() -> None:
 
 
 def test_numbers_are_part_of_the_computation() -> None:
-    """Other numbers are another computation, inside of ``jax.jit`` and outside."""
+    """Scales that are numbers are constants: another number gives another computation."""
     arguments = _drawn(k_scale=None)
     step = jax.jit(lambda a, s: attention_with_kvcache(**a, k_scale=s), static_argnums=1)
     traced = [step(arguments, scale) for scale in (0.37, 0.9)]
@@ -236,7 +236,7 @@ def test_refused_while_it_is_traced(changed: dict[str, Any], kind: type, says: s
 
 @pytest.mark.parametrize("dtype", ["float32", "uint8", "float8_e5m2"])
 def test_refused_of_other_dtypes(dtype: str) -> None:
-    """Of queries beside float8 caches; of caches without a word that they are float8."""
+    """Float32 queries of float8 caches are refused, and so are caches of three other dtypes."""
     caches = {name: jnp.zeros(CACHE, dtype) for name in ("k_cache", "v_cache")}
     if dtype == "float32":
         wider = {name: _drawn()[name].astype(dtype) for name in "qkv"}

@@ -146,7 +146,7 @@ def test_other_platforms_and_processes() -> None:
 
 
 def test_a_mesh_of_explicit_axes() -> None:
-    """Inside ``jax.shard_map`` it is well; there no type is divided."""
+    """Divided types are refused, but inside ``jax.shard_map`` no type is divided."""
     mesh = cpu_mesh(4, explicit=True)
     heads = jax.sharding.PartitionSpec(None, None, "x")
     with jax.sharding.use_mesh(mesh) if hasattr(jax.sharding, "use_mesh") else jax.set_mesh(mesh):

@@ -32,7 +32,7 @@ STREAM = 77
 
 @pytest.fixture(autouse=True)
 def two_devices(fake_device: FakeDevice, monkeypatch: pytest.MonkeyPatch) -> FakeDevice:
-    """JAX has the two devices that the fake has."""
+    """JAX has the two devices of the fake."""
     monkeypatch.setattr(on_device, "_devices", lambda: [0, 1])
     monkeypatch.setattr(on_device, "_place_of", lambda buffer: (buffer.address, buffer.device))
     monkeypatch.setenv("CUFLASH_JAX_NATIVE", "0")
@@ -65,7 +65,7 @@ def _prepared(operation: Any = "forward", mapped: tuple[int, ...] = (), **option
 
 
 def _run(prepared: Any, arrays: list[Any], device: int = 0, skewed: int = 0) -> dict[str, int]:
-    """Run the callback; the address of every buffer by name."""
+    """Run the callback, and return the address of every buffer by name."""
     shapes = [(shape, kind) for shape, kind in prepared.call.results_of(arrays)]
     if prepared.scratch_bytes:
         shapes.append(((prepared.scratch_bytes,), np.uint8))
@@ -133,7 +133,7 @@ def test_a_callback_launches_on_xlas_stream_and_device(
 
 
 def test_moved_buffers_are_launched_where_they_lie_now(fake_device: FakeDevice) -> None:
-    """A run is kept by the addresses, and by the device, of its buffers."""
+    """A launch is kept for each device and each list of addresses of the buffers."""
     prepared, arrays = _prepared(algorithm="fa1")
     for skewed, device in ((0, 0), (256, 0), (0, 1), (0, 0), (256, 0)):
         at = _run(prepared, arrays, device, skewed)
@@ -219,7 +219,7 @@ def test_a_backward_callback_names_its_buffers(fake_device: FakeDevice) -> None:
 
 
 def test_every_part_of_divided_arrays_has_its_own_plan(fake_device: FakeDevice) -> None:
-    """Each device's call is planned for its part, and found by the part's shapes."""
+    """Every device plans for the shapes of its arrays, and finds the plan by these shapes."""
     site = Site(Call("forward", Options(layout="bshd", algorithm="fa2")), "cuda")
     parts = [(4, 5, 4, 8), (1, 5, 2, 8), (2, 5, 4, 8)]
     for shape in parts:

@@ -1,4 +1,4 @@
-"""Arrays divided over four devices: nothing is gathered, and every bit is as of whole arrays."""
+"""Arrays divided over four devices give the results of whole arrays, mostly without collectives."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_batch_and_heads_stay_divided(name: str, keys: tuple[int, ...], spec: An
 
 @pytest.fixture
 def older_partitioner() -> Iterator[None]:
-    """The one that JAX had before Shardy; it asks for the division of results by itself."""
+    """JAX uses the partitioner before Shardy, which asks for the division of the results itself."""
     before = jax.config.jax_use_shardy_partitioner
     jax.config.update("jax_use_shardy_partitioner", False)
     jax.clear_caches()
@@ -94,7 +94,7 @@ def test_keys_that_are_whole_are_cut_where_they_are() -> None:
 def test_what_cannot_be_divided_is_gathered(
     name: str, specs: tuple[Any, ...], keys: tuple[int, ...]
 ) -> None:
-    """By sequence, by width, or into parts of one kv head: right, but the arrays are moved."""
+    """Arrays divided by sequence, by width or within a kv head are moved; the results are right."""
     arrays = draw(WHOLE, keys, keys, dtype="float32")
     _, collectives = run_divided(attention_pass(name), cpu_mesh(2, 2), arrays, specs)
     assert collectives
@@ -102,7 +102,7 @@ def test_what_cannot_be_divided_is_gathered(
 
 @pytest.mark.parametrize("name", ["forward", "both"])
 def test_more_devices_than_key_heads(name: str) -> None:
-    """Shardy would divide two key heads over a half of the axis."""
+    """Shardy would divide two key heads over half of a mesh axis; the arrays are moved instead."""
     arrays = draw(WHOLE, (4, 6, 2, 8), (4, 6, 2, 8), dtype="float32")
     for specs in ([P(None, None, "x"), P(), P()], [P(None, None, "x"), P("x"), P("x")]):
         _, collectives = run_divided(attention_pass(name), cpu_mesh(4), arrays, specs)
@@ -124,26 +124,27 @@ def _projected(x: Any, *weights: Any) -> Any:
 )
 @pytest.mark.parametrize("spec", [P("x"), P(None, None, "x")], ids=str)
 def test_a_part_of_a_mesh_axis(function: Any, spec: Any) -> None:
-    """After a reshape two parts of an axis of four divide two axes: JAX has no name for that."""
+    """After a reshape, factors of one mesh axis divide two array axes; JAX cannot name these."""
     run_divided(function, cpu_mesh(4), draw(WHOLE, dtype="float32"), [spec])
 
 
 def test_projections_into_fewer_key_heads_than_devices() -> None:
-    """Tensor parallelism over four devices, two key heads: half a head a device."""
+    """Four devices divide the columns of projections; each device has half of a key head."""
     arrays = draw((4, 6, 16), (16, 64), (16, 16), (16, 16), dtype="float32")
     specs = [P(), *[P(None, "x")] * 3]
     divided = place(cpu_mesh(4), arrays, specs)
-    summed = 16 + (64 + 16 + 16)  # products of a projection, and of the gradient of its input
+    summed = 16 + (64 + 16 + 16)  # the products of a projection and of the gradient of its input
     for function in (_projected, jax.grad(lambda *a: _projected(*a).sum(), (0, 1, 2, 3))):
         got = jax.tree.leaves(jax.jit(function)(*divided))
         for one, other in zip(got, jax.tree.leaves(jax.jit(function)(*arrays)), strict=True):
-            # XLA sums the products around it in another order, which the processor decides. Sums
-            # of n products then differ by n roundings (Higham, Accuracy and Stability, 3.1).
+            # XLA sums the products of the projections in another order, which depends on the
+            # processor. Sums of n products then differ by n roundings (Higham, Accuracy and
+            # Stability, 3.1).
             assert np.abs(one - other).max() <= summed * 2.0**-24 * np.abs(other).max()
 
 
 def test_the_order_of_the_axes_of_a_mesh() -> None:
-    """Names are read off the parts: the outer axis is the one of the greater step."""
+    """Mesh axes are found from the slices of the devices; the outer axis has the larger step."""
     from cuflash.jax.partition import _names
 
     mesh = cpu_mesh(2, 2)
@@ -156,12 +157,12 @@ def test_the_order_of_the_axes_of_a_mesh() -> None:
     row = cpu_mesh(4)
     split = jax.sharding.NamedSharding(mesh, P("x", "y"))
     array = jax.ShapeDtypeStruct((4, 8), "float32", sharding=split)
-    assert [_names(row, array, axis) for axis in (0, 1)] == [(), ()]  # parts of "x"
+    assert [_names(row, array, axis) for axis in (0, 1)] == [(), ()]  # each is a factor of "x"
     assert _names(mesh, jax.ShapeDtypeStruct((4, 8), "float32"), 0) == ()
 
 
 def test_a_division_without_a_mesh() -> None:
-    """XLA may know the devices alone, or not yet how any array is divided."""
+    """Without a mesh, a divided array tells the devices; if none is divided, one device counts."""
     from cuflash.jax.partition import _mesh_of
 
     row = cpu_mesh(4)
@@ -191,7 +192,7 @@ def test_eager_calls_stay_divided_too() -> None:
 @pytest.mark.parametrize("spec", [P("x"), P(None, "x"), P("x", "y"), P("x", None, None, "y")])
 @pytest.mark.parametrize("axes", [(0, 0, 0), (0, None, 0), (1, None, 1)], ids=str)
 def test_vmap_keeps_both_axes_divided(spec: Any, axes: tuple[int | None, ...]) -> None:
-    """The mapped axis and the batch are not merged before an array is cut."""
+    """The mapped axis and the batch are not merged before an array is divided."""
     shapes = [(4, *WHOLE) if axis is not None else WHOLE for axis in axes]
     arrays = draw(*shapes, dtype="float32")
     inner = P(*[name for place, name in enumerate(spec) if place != axes[0]])
@@ -212,7 +213,7 @@ def test_a_loop_over_layers() -> None:
 
 
 def test_two_passes_in_one_computation() -> None:
-    """Each finds its own callback."""
+    """Each pass finds its own callback."""
     arrays = draw(WHOLE, GROUPED, GROUPED, dtype="float32")
 
     def both(q: Any, k: Any, v: Any) -> Any:

@@ -33,7 +33,7 @@ KEY_KINDS = ["typed 2", "raw 2", "typed 4", "raw 4"]
 
 
 def _left(q: Any, keys: int, rate: float, key: Any, broadcast: bool) -> Any:
-    """Dropout's factors of the weights, from the words of the key."""
+    """The factors by which dropout multiplies the weights, from the words of the key."""
     typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
     words = np.asarray(jax.random.key_data(key) if typed else key)
     shape = (1, 1, q.shape[1], keys) if broadcast else (q.shape[0], q.shape[2], q.shape[1], keys)
@@ -46,7 +46,7 @@ def _options(rate: float, key: Any, broadcast: bool = False) -> dict[str, Any]:
 
 
 def _pulled(function: Any, **options: Any) -> Any:
-    """Gradients of the first result, and the arrays through which they go."""
+    """A function that returns the gradients of a loss for q, k and v, and the results."""
 
     def of(*arrays: Any) -> Any:
         results = function(*arrays, **options)
@@ -78,11 +78,11 @@ def _calls(given: Any) -> tuple[Any, ...]:
 @settings(deadline=None, max_examples=10)
 @given(_calls())
 def test_values_and_gradients(call: tuple[Any, ...]) -> None:
-    """The key's words select the weights, whatever other features change them."""
+    """The key's words select the dropped weights, whatever other features a call has."""
     q, kv, rate, key, broadcast, more, with_sinks = call
     arrays = draw(q, kv, kv, dtype="float32")
     more = {**more, "sinks": jnp.ones(q[2], jnp.float32)} if with_sinks else more
-    if more.get("return_lse"):  # every row sees a key
+    if more.get("return_lse"):  # a window may hide all keys of a row
         more = {**more, "q_offset": None, "local_window_size": None}
     left = _left(arrays[0], kv[1], rate, key, broadcast)
     one = jax.jit(_pulled(attention, **_options(rate, key, broadcast), **more))(*arrays)
@@ -131,7 +131,7 @@ def test_no_rate_needs_no_key(wide: None) -> None:
 
 
 def _entries(function: Any, axes: tuple[int | None, ...], *arrays: Any) -> Any:
-    """A function of each entry alone, as ``jax.vmap`` stacks it."""
+    """Call a function for every entry, and stack the results as ``jax.vmap`` does."""
     size = next(len(a) for a, axis in zip(arrays, axes, strict=True) if axis is not None)
     every = [
         function(*(a if axis is None else a[n] for a, axis in zip(arrays, axes, strict=True)))
@@ -147,7 +147,7 @@ def _entries(function: Any, axes: tuple[int | None, ...], *arrays: Any) -> Any:
     ids=str,
 )
 def test_mapped_entries_draw_as_each_alone(wide: None, axes: Any, broadcast: bool) -> None:
-    """With one key all entries draw the same; with separate keys each draws by its own."""
+    """With one key all entries draw the same bits; with mapped keys each entry has its own."""
     key = jax.random.key(9)
     shapes = [Q, KV, KV]
     arrays = draw(*((3, *s) if axis == 0 else s for s, axis in zip(shapes, axes, strict=False)))
@@ -160,7 +160,7 @@ def test_mapped_entries_draw_as_each_alone(wide: None, axes: Any, broadcast: boo
 
 
 def test_entries_mapped_twice_and_heads_of_sinks(wide: None) -> None:
-    """With mapped sinks each entry has separate heads, which draw as the heads do."""
+    """With mapped sinks, mapped entries become heads; all of them draw as the heads of one call."""
     key = jax.random.key(2)
     q, k, v, sinks = draw((2, 3, *Q), KV, KV, (3, 4))
 
@@ -182,7 +182,7 @@ def test_entries_mapped_twice_and_heads_of_sinks(wide: None) -> None:
     ids=str,
 )
 def test_divided_arrays_draw_as_whole_ones(spec: Any, broadcast: bool, explicit: bool) -> None:
-    """Every device knows at which entry and head its part begins."""
+    """Every device knows at which entry and head its arrays begin."""
     arrays = draw(WHOLE, GROUPED, GROUPED, dtype="float32")
     options = _options(0.3, jax.random.key(4), broadcast)
     run_divided(

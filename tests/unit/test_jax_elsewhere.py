@@ -89,7 +89,7 @@ except KeyboardInterrupt:
 
 
 def test_an_interrupt_inside_jit_is_an_internal_error_of_the_runtime(root: Path) -> None:
-    """As the docstring says: it is raised on the thread that waits for the callback."""
+    """The interrupt is raised on the thread that waits for the callback, as the docstring says."""
     command = [sys.executable, "-c", _INTERRUPTED]
     done = subprocess.run(command, capture_output=True, text=True, cwd=root)
     assert done.stdout.strip() == "True True", done.stdout + done.stderr

@@ -1,4 +1,4 @@
-"""``cuflash.jax.attention`` in a module of Equinox, whose own one takes no attention function."""
+"""``cuflash.jax.attention`` in an Equinox module; Equinox's own takes no attention function."""
 
 from __future__ import annotations
 

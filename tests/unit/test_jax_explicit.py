@@ -44,7 +44,7 @@ def test_gradients_on_explicit_axes(name: str) -> None:
 
 
 def test_vmap_over_an_explicit_axis() -> None:
-    """Arrays that are not mapped are repeated on the devices with the mapped entries."""
+    """Devices with different mapped entries all have the arrays that are not mapped."""
     mesh = cpu_mesh(2, 2, explicit=True)
     arrays = draw((2, *WHOLE), WHOLE, (2, *WHOLE), dtype="float32")
     specs = [P("x", "y"), P("y"), P("x", "y")]

@@ -1,4 +1,4 @@
-"""Every feature, and every pair of them, over four devices against one; and under vmap."""
+"""Every feature and pair of features gives the same on four devices as on one, also under vmap."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .jax_case import cpu_mesh, draw, jax, jnp
 
 attention = pytest.importorskip("cuflash.jax", reason="JAX is not installed").attention
 
-#: For each feature: keywords, and for each array its shape and its division with the heads.
+#: The keywords of every feature.
 KEYWORDS: dict[str, dict[str, Any]] = {
     "window": {"local_window_size": (2, 1)},
     "used_lengths": {},
@@ -44,6 +44,7 @@ KEYWORDS: dict[str, dict[str, Any]] = {
         "broadcast_dropout": False,
     },
 }
+#: The arrays of every feature: the shape, and the division over batch ("x") and heads ("y").
 ARRAYS: dict[str, dict[str, tuple[tuple[int, ...], Any]]] = {
     "window": {},
     "used_lengths": {
@@ -60,9 +61,9 @@ ARRAYS: dict[str, dict[str, tuple[tuple[int, ...], Any]]] = {
     "sinks": {"sinks": ((8,), P("y"))},
     "dropout": {},
 }
-#: Names of arrays here that differ from the argument's.
+#: Arrays that have another name in ``cuflash.jax``.
 NAMES = {"seqused_q": "query_seq_lengths", "seqused_kv": "key_value_seq_lengths"}
-#: Arrays that hold no random numbers.
+#: The contents of arrays that are not random.
 NUMBERS = {
     "query_seq_lengths": [6, 0, 3, 5],
     "key_value_seq_lengths": [2, 6, 9, 1],
@@ -78,7 +79,7 @@ CHOSEN = [
 
 
 def test_every_feature_has_a_case() -> None:
-    """A seed is made of a key, and is no argument."""
+    """``dropout_seed`` has no case: in JAX the seed comes from a key."""
     assert set(KEYWORDS) == set(ARRAYS) == set(FEATURES)
     for name, feature in FEATURES.items():
         own = {of for of, rule in feature.arrays.items() if not rule.argument}
@@ -86,7 +87,7 @@ def test_every_feature_has_a_case() -> None:
 
 
 def case_of(chosen: tuple[str, ...]) -> tuple[Any, list[Any], list[Any]]:
-    """Gradients of everything with these features, their arrays, and how those are divided."""
+    """A function for all gradients with these features, its arrays, and their divisions."""
     keywords = {k: v for name in chosen for k, v in KEYWORDS[name].items()}
     extra = {k: v for name in chosen for k, v in ARRAYS[name].items()}
 
@@ -111,7 +112,7 @@ def case_of(chosen: tuple[str, ...]) -> tuple[Any, list[Any], list[Any]]:
 
 
 def _as(name: str, array: Any) -> Any:
-    """Random numbers in the form of an array's contents."""
+    """Turn random numbers into contents that the argument may have."""
     if name in NUMBERS:
         return jnp.asarray(NUMBERS[name], jnp.int32)
     return array > -0.5 if "mask" in name else array

@@ -1,4 +1,4 @@
-"""``cuflash.jax.attention`` inside the modules of Flax and Equinox."""
+"""``cuflash.jax.attention`` inside the modules of Flax: Linen and NNX."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ pytestmark = pytest.mark.usefixtures("wide")
 
 X = (2, 6, 16)
 NUMBERS = "mask: got dtype float32; expected bool: dtype=bool where Flax makes the mask, or mask"
-#: Shapes of masks beside a batch of 2, 4 heads, 6 queries and 6 keys.
+#: Shapes of masks for a batch of 2, 4 heads, 6 queries and 6 keys.
 MASKS = [(2, 1, 6, 6), (2, 4, 6, 6), (1, 1, 6, 6), (1, 4, 1, 6), (2, 1, 6, 1)]
 
 
 def _linen(attention_fn: Any = linen.dot_product_attention, **options: Any) -> Any:
-    """A Linen module and its parameters, the same for both implementations."""
+    """A Linen module with parameters that do not depend on the attention function."""
     module = linen.MultiHeadDotProductAttention(
         num_heads=4, param_dtype=jnp.float64, attention_fn=attention_fn, **options
     )
@@ -44,14 +44,14 @@ def _linen(attention_fn: Any = linen.dot_product_attention, **options: Any) -> A
 
 
 def _plain(q: Any, k: Any, v: Any, *, mask: Any, is_causal: bool, **_: Any) -> Any:
-    """For NNX, whose own function rounds the weights to float32."""
+    """Replaces NNX's own attention function, which rounds the weights to float32."""
     if mask is None or is_causal:
         return formula(q, k, v, mask=mask, is_causal=is_causal)
     return linen.dot_product_attention(q, k, v, mask=mask)
 
 
 def _nnx(attention_fn: Any = _plain, **options: Any) -> Any:
-    """A module of NNX, the same for both implementations."""
+    """An NNX module with parameters that do not depend on the attention function."""
     shared = {"in_features": 16, "decode": False, "param_dtype": jnp.float64, **options}
     shared["attention_fn"] = attention_fn
     return nnx.MultiHeadAttention(num_heads=4, rngs=nnx.Rngs(0), **shared)
@@ -65,7 +65,7 @@ def _loss(layer: Any, *others: Any, **options: Any) -> Any:
 
 
 def _both(module: Any, *arrays: Any, **options: Any) -> None:
-    """The output, and the gradient of the input, as with Flax's own function."""
+    """The loss and the gradient of the input agree with Flax's own function."""
     got, expected = (
         _loss(f, *arrays[1:], **options)(arrays[0]) for f in (module(attention), module())
     )
@@ -113,7 +113,7 @@ def test_its_dtype_is_a_cast(module: Any) -> None:
 
 
 def _mask(shape: tuple[int, ...]) -> Any:
-    """Every row sees a key: for a row without keys Flax returns the mean of all values."""
+    """A random mask in which every row sees a key: Flax gives other rows the mean of values."""
     seen = draw_mask(shape, 5)
     return seen | (~seen.any(-1, keepdims=True) & (jnp.arange(shape[-1]) == 0))
 
@@ -130,7 +130,7 @@ def test_a_mask(module: Any, shape: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("module", MODULES)
 def test_masks_that_flax_makes(module: Any) -> None:
-    """Padded and causal masks together."""
+    """The masks are padded, causal, or both."""
     (x, y) = draw(X, (2, 9, 16))
     lengths = jnp.arange(9) < jnp.asarray([[9], [4]])
     padded = linen.make_attention_mask(jnp.ones(X[:2], bool), lengths, jnp.logical_and, dtype=bool)
@@ -158,7 +158,7 @@ def test_rows_that_see_no_key_are_zeros(module: Any) -> None:
 
 @pytest.mark.parametrize("module", MODULES)
 def test_a_mask_of_numbers_is_refused(module: Any) -> None:
-    """Flax makes such masks unless it gets a dtype."""
+    """Flax makes masks of numbers unless it gets a dtype."""
     (x,) = draw(X)
     mask = linen.make_causal_mask(x[..., 0])
     with pytest.raises(cuflash.ArgumentTypeError, match=NUMBERS):
@@ -189,7 +189,7 @@ def _dropping(
 @pytest.mark.parametrize("broadcast", [True, False])
 @pytest.mark.parametrize("module", MODULES)
 def test_dropout(module: Any, broadcast: bool) -> None:
-    """With Flax's key; another key drops other weights."""
+    """The key comes from Flax, and another key drops other weights."""
     (x,) = draw(X)
     mask = draw_mask((2, 1, 6, 6))
     results = []
@@ -214,7 +214,7 @@ def test_weights_are_not_sown(module: Any) -> None:
 
 @functools.wraps(attention)
 def _boolean(*qkv: Any, mask: Any = None, **others: Any) -> Any:
-    """Decoding needs this: its mask has numbers, whatever is given."""
+    """Make a mask boolean: the mask of decoding always has numbers."""
     return attention(*qkv, mask=None if mask is None else mask != 0, **others)
 
 
@@ -241,7 +241,7 @@ def _decode_nnx(attention_fn: Any, steps: Any) -> Any:
     ("decode", "own"), [(_decode_linen, linen.dot_product_attention), (_decode_nnx, _plain)]
 )
 def test_decoding(decode: Any, own: Any) -> None:
-    """Step by step, with a mask made boolean; Flax's own is refused."""
+    """Decoding step by step needs a boolean mask; the mask that Flax makes is refused."""
     (x,) = draw(X)
     near(decode(_boolean, x), decode(own, x))
     with pytest.raises(cuflash.ArgumentTypeError, match=NUMBERS):
@@ -257,7 +257,7 @@ def test_quantized_products_are_refused(name: str) -> None:
 
 
 def test_deterministic_of_flax_chooses_no_slower_gradients() -> None:
-    """It says that there is no dropout, and nothing of the order of sums."""
+    """The keyword says that there is no dropout; it does not fix the order of sums."""
     (x,) = draw(X)
     ran: list[Any] = []
     for module in MODULES:

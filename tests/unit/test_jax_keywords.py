@@ -1,4 +1,4 @@
-"""Keywords that networks pass: the answer is the plain one, or an error names one of them."""
+"""Keywords that networks pass leave the answer as it is, or an error names one of them."""
 
 from __future__ import annotations
 

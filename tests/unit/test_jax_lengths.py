@@ -1,4 +1,4 @@
-"""``cuflash.jax.attention`` in the place of ``jax.nn.dot_product_attention``, with its lengths."""
+"""Sequence lengths do the same in ``cuflash.jax.attention`` as in ``jax.nn``."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _lengths(*names: str) -> dict[str, Any]:
 
 
 def _pulled(function: Any, arrays: Any, more: Any, **options: Any) -> Any:
-    """The output, and gradients of the arrays and of a bias."""
+    """The gradients of the arrays and of a bias if there is one, and the output."""
 
     def loss(arrays: Any, bias: Any) -> Any:
         out = function(*arrays, **bias, **more, **options)
@@ -60,7 +60,7 @@ NAMES = [(), (QUERIES,), (VALUES,), (QUERIES, VALUES)]
 @pytest.mark.parametrize("names", NAMES, ids=lambda names: "+".join(names) or "whole")
 @pytest.mark.parametrize("which", range(4))
 def test_values_and_gradients_are_those_of_jax(names: tuple[str, ...], which: int) -> None:
-    """Only where every counted query sees a key, because JAX has no dead rows."""
+    """Every counted query sees a key, because JAX does not set other rows to zero."""
     options, heads_kv = OPTIONS[which], (HEADS, 2, 1)[(which + len(names)) % 3]
     keys = ROWS if options.get("local_window_size") else KEYS
     more = _lengths(*names)
@@ -98,7 +98,7 @@ def test_no_array_of_pairs_is_made() -> None:
 
 
 def test_what_sees_no_key_is_zero(wide: None) -> None:
-    """Also for an entry without keys, where JAX returns the mean of all values."""
+    """Rows are zero even in an entry without keys, for which JAX returns the mean of all values."""
     kv = (BATCH, KEYS, 2, DIM)
     arrays = draw(Q, kv, kv)
     more = {QUERIES: jnp.asarray((0, 4, 7)), VALUES: jnp.asarray((5, 0, 11))}
@@ -134,7 +134,7 @@ def test_what_stands_behind_the_end_has_no_gradient(wide: None) -> None:
 
 @pytest.mark.parametrize("names", NAMES[1:], ids=str)
 def test_under_vmap(names: tuple[str, ...]) -> None:
-    """Lengths that are mapped, and lengths that all mapped entries share."""
+    """Mapped entries have their own lengths, or all share them."""
     sizes, kv = (2, *Q), (2, BATCH, KEYS, 2, DIM)
     arrays = draw(sizes, kv, kv, dtype="float32")
     for axis in (0, None):

@@ -28,7 +28,7 @@ OPTIONS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_values_and_gradients(wide: None, kind: tuple[int, ...]) -> None:
-    """With a causal mask and a window; rows that see no key are zeros, and add nothing."""
+    """A mask works with causal masks and windows. Rows without a visible key add no gradient."""
     options = OPTIONS[sum(kind) % len(OPTIONS)]
     arrays = [*draw(Q, KV, KV), draw_mask(kind, sum(kind))]
     one, other = (jax.jit(pulled(f, **options))(*arrays) for f in (attention, formula))
@@ -64,7 +64,7 @@ def _calls(given: Any) -> tuple[Any, ...]:
 @example(((2, 4, 6, 9), 2, (2, 4, 6, 9), True, {"is_causal": True}, 0))
 @example(((2, 4, 6, 9), 1, (1, 1, 1, 9), False, {"is_causal": False}, 1))
 def test_it_is_jaxs_own_function(call: tuple[Any, ...]) -> None:
-    """Without rows that see no key: for them JAX returns the mean of all values."""
+    """Rows that see no key are left out: for them JAX returns the mean of all values."""
     (batch, heads, rows, keys), heads_kv, shape, with_bias, options, seed = call
     q, kv = (batch, rows, heads, 8), (batch, keys, heads_kv, 8)
     *qkv, bias = draw(q, kv, kv, (1, heads, rows, keys), dtype="float32", seed=seed)
@@ -146,7 +146,7 @@ def test_its_cotangent_is_of_no_numbers(compiled: Any, mapped: bool) -> None:
 
 
 def test_other_derivatives_are_as_without_one() -> None:
-    """No forward mode and no second derivatives."""
+    """Forward mode and second derivatives are refused."""
     *qkv, mask = [*draw(Q, KV, KV, dtype="float32"), draw_mask(WHOLE)]
     of_query = lambda q: attention(q, *qkv[1:], mask=mask)  # noqa: E731
     with pytest.raises(cuflash.UnsupportedError, match=r"jax\.grad"):

@@ -1,4 +1,4 @@
-"""A mask of arrays that are divided over four devices: its axes of 1 are not."""
+"""A mask in calls with arrays on four devices: its axes of size 1 are not divided."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["wide"]
 
 attention = pytest.importorskip("cuflash.jax", reason="JAX is not installed").attention
 
-#: Divided with the batch and the heads, with either, with none.
+#: Shapes of a mask that is divided by batch and heads, by heads, by batch, and not at all.
 KINDS = [(4, 8, 6, 6), (1, 8, 6, 1), (4, 1, 1, 6), (1, 1, 6, 6)]
 
 gradients = pulled(attention, local_window_size=(3, 1))
@@ -32,7 +32,7 @@ def _arrays(keys: tuple[int, ...], kind: tuple[int, ...]) -> list[Any]:
 
 
 def _of_mask(spec: Any, kind: tuple[int, ...]) -> Any:
-    """How a mask is divided beside queries: its axes of 1 are whole."""
+    """The division of a mask for queries with ``spec``: its axes of size 1 are whole."""
     batch, _, heads, _ = entries(spec, 4)
     return P(batch if kind[0] > 1 else None, heads if kind[1] > 1 else None)
 
@@ -40,7 +40,7 @@ def _of_mask(spec: Any, kind: tuple[int, ...]) -> Any:
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 @pytest.mark.parametrize("spec", FREE, ids=str)
 def test_nothing_is_gathered_or_summed(spec: Any, kind: tuple[int, ...]) -> None:
-    """It has no gradient, and so the devices that share it have nothing to say to each other."""
+    """A mask has no gradient, so devices that share it exchange nothing."""
     keys = GROUPED if kind[0] > 1 else WHOLE
     specs = [spec] * 3 + [_of_mask(spec, kind)]
     results, collectives = run_divided(gradients, cpu_mesh(2, 2), _arrays(keys, kind), specs)
@@ -51,7 +51,7 @@ def test_nothing_is_gathered_or_summed(spec: Any, kind: tuple[int, ...]) -> None
 
 @pytest.fixture
 def older_partitioner() -> Iterator[None]:
-    """The one that JAX had before Shardy."""
+    """JAX uses the partitioner that it had before Shardy."""
     before = jax.config.jax_use_shardy_partitioner
     jax.config.update("jax_use_shardy_partitioner", False)
     jax.clear_caches()
@@ -70,7 +70,7 @@ def test_the_older_partitioner(older_partitioner: None, kind: tuple[int, ...]) -
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_a_mask_that_every_device_has(kind: tuple[int, ...]) -> None:
-    """Each takes its part of it."""
+    """Each device reads the section of the mask that it needs."""
     for spec in (P("x", None, "y"), P(None, None, ("x", "y"))):
         specs = [spec] * 3 + [P()]
         _, collectives = run_divided(gradients, cpu_mesh(2, 2), _arrays(GROUPED, kind), specs)
@@ -78,7 +78,7 @@ def test_a_mask_that_every_device_has(kind: tuple[int, ...]) -> None:
 
 
 def test_a_mask_that_is_divided_as_no_pass_can_take_it() -> None:
-    """Divided by queries or keys it is gathered; by heads alone it stays divided."""
+    """A mask divided by queries or keys is gathered; a mask divided by heads stays divided."""
     arrays = _arrays(GROUPED, KINDS[0])
     for of_mask in (P(None, None, "x", "y"), P(None, "x")):
         run_divided(gradients, cpu_mesh(2, 2), arrays, [P()] * 3 + [of_mask])
@@ -93,7 +93,7 @@ def test_fewer_key_heads_than_devices(keys: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("kind", [(4, 1, 6, 6), (1, 8, 1, 6)], ids=str)
 @pytest.mark.parametrize("axes", [(0, 0, 0, 0), (0, 0, 0, None), (None, 0, None, 0)], ids=str)
 def test_vmap(axes: tuple[int | None, ...], kind: tuple[int, ...]) -> None:
-    """The mapped axis is divided too; devices count the entries that they have."""
+    """The mapped axis is divided too, and every device counts only the entries that it has."""
     shapes = (WHOLE, GROUPED, GROUPED, kind)
     whole = [s if axis is None else (2, *s) for s, axis in zip(shapes, axes, strict=True)]
     arrays = [*draw(*whole[:3], dtype="float32"), draw_mask(whole[3])]
@@ -107,7 +107,7 @@ def test_vmap(axes: tuple[int | None, ...], kind: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("pattern", [(2, 1, 2), (2, 1, 1), (1, 4, 1)], ids=str)
 @pytest.mark.parametrize("explicit", [True, False], ids=["explicit", "auto"])
 def test_two_vmaps(pattern: tuple[int, ...], explicit: bool) -> None:
-    """An array repeated along a hole is divided there as the queries are."""
+    """A mask is repeated along an axis that it lacks, and divided there as the queries are."""
     outer, inner, batch = pattern
     own = tuple(size for size in (outer, inner) if size > 1)
     arrays = [*draw(*[(2, 4, 2, 3, 4, 4)] * 3, dtype="float32"), draw_mask((*own, batch, 1, 3, 3))]
@@ -165,7 +165,7 @@ def test_shard_map(wide: None, kind: tuple[int, ...], check: dict[str, Any]) -> 
 
 @pytest.mark.parametrize("check", [{}, {"check_vma": False}], ids=str)
 def test_vmap_and_gradient_inside_of_shard_map(wide: None, check: dict[str, Any]) -> None:
-    """And a mask that all devices have, which then varies over no axis of the mesh."""
+    """All devices have the same mask, which varies over no axis of the mesh."""
     arrays = [*draw((2, *WHOLE), (2, *GROUPED), (2, *GROUPED)), draw_mask((8, 1, 6))]
 
     def gradient(function: Any) -> Any:
@@ -187,7 +187,7 @@ def test_vmap_and_gradient_inside_of_shard_map(wide: None, check: dict[str, Any]
 
 @pytest.mark.parametrize("check", [{}, {"check_vma": False}], ids=str)
 def test_gradients_of_what_every_device_has(wide: None, check: dict[str, Any]) -> None:
-    """Devices have the same arrays and masks of their own: gradients are sums over them."""
+    """Devices have the same arrays but different masks; gradients are summed over the devices."""
     arrays = [*draw(*[(2, 6, 4, 8)] * 3), draw_mask((8, 1, 6, 6))]
     each = jax.shard_map(
         lambda q, k, v, mask: attention(q, k, v, mask=mask),

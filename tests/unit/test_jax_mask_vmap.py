@@ -32,7 +32,7 @@ MAPPED = [mapped for mapped in itertools.product([True, False], repeat=4) if any
 @pytest.mark.parametrize("kind", [WHOLE, (1, 1, 11), (7, 1)], ids=str)
 @pytest.mark.parametrize("mapped", MAPPED, ids=lambda m: "".join(map(str, map(int, m))))
 def test_every_choice(wide: None, mapped: tuple[bool, ...], kind: tuple[int, ...]) -> None:
-    """Axes from the front and from the back; the mask of a pass has the entries it was given."""
+    """The mapped axes have several positions, and a pass gets a mask that is not repeated."""
     sizes = (Q, KV, KV, kind)
     places = zip(range(4), sizes, mapped, strict=True)
     axes = [i % (len(size) + 1) if is_mapped else None for i, size, is_mapped in places]
@@ -49,7 +49,7 @@ def test_every_choice(wide: None, mapped: tuple[bool, ...], kind: tuple[int, ...
 
 @pytest.mark.parametrize("axis", [0, None], ids=["mapped", "shared"])
 def test_mapped_entries_are_a_batch(wide: None, axis: int | None) -> None:
-    """Entries without a batch axis, and a mask of each or of all, need no number."""
+    """If mapped entries are the batch, the options need no number of entries that share a mask."""
     mask = draw_mask((1, 7, 11) if axis is None else (3, 1, 7, 11))
     arrays = [*draw(Q, KV, KV), mask]
     each = jax.jit(jax.vmap(lambda *a: attention(*a[:3], mask=a[3]), (0, 0, 0, axis)))
@@ -58,13 +58,13 @@ def test_mapped_entries_are_a_batch(wide: None, axis: int | None) -> None:
     assert problem.operands["mask"].entries is None
 
 
-#: Whether the outer and the inner entries have a mask each, and the entries of the batch.
+#: The sizes of the outer, the inner and the batch axis of a mask; 1: it lacks the axis.
 PATTERNS = list(itertools.product((2, 1), (3, 1), (2, 1)))
 
 
 @pytest.mark.parametrize("pattern", PATTERNS, ids=str)
 def test_under_two_vmaps(wide: None, pattern: tuple[int, ...]) -> None:
-    """A mask is repeated along a hole alone, forward and backward."""
+    """A mask is repeated only along a hole: an axis that it lacks between two that it has."""
     outer, inner, batch = pattern
     mapped = tuple(size for size in (outer, inner) if size > 1)
     q, k, v = draw((2, 3, 2, 5, 4, 4), (2, 3, 2, 6, 2, 4), (3, 2, 6, 2, 4))
@@ -85,7 +85,7 @@ def test_under_two_vmaps(wide: None, pattern: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("kind", [WHOLE, (1, 7, 11)], ids=str)
 @pytest.mark.parametrize("axis", [0, None], ids=["mapped", "shared"])
 def test_beside_mapped_sinks(wide: None, axis: int | None, kind: tuple[int, ...]) -> None:
-    """Mapped entries are heads there, and the mask has them too where entries differ."""
+    """Mapped entries become heads, and a mask that differs by entry or head has all these heads."""
     own = kind if axis is None else (2, *kind)
     arrays = [*draw((2, *Q), KV, KV, (2, 4)), draw_mask(own)]
 
@@ -103,7 +103,7 @@ def test_beside_mapped_sinks(wide: None, axis: int | None, kind: tuple[int, ...]
 
 
 def test_beside_a_bias_that_is_mapped_otherwise(wide: None) -> None:
-    """Each has the entries of its own."""
+    """Bias and mask each have only the entries along their own mapped axis."""
     arrays = [*draw((2, 3, *Q), KV, KV, (2, 1, 1, 7, 11)), draw_mask((3, 7, 11))]
 
     def twice(function: Any) -> Any:

@@ -17,7 +17,7 @@ __all__ = ["fake_device", "two"]
 
 
 def _prepared_words(two: Native, device: int, counter: int) -> list[bytes]:
-    """The parameters of the library's own launches for the same buffers."""
+    """The parameters of the launches of a prepared call with the same buffers."""
     two.fake.launched.clear()
     scratch = two.at.get("workspace", 0)
     workspace = -(-scratch // 256) * 256
@@ -31,7 +31,7 @@ def _prepared_words(two: Native, device: int, counter: int) -> list[bytes]:
 
 
 def _without(words: Any, counter: int) -> bytes:
-    """The bytes of parameters, those between fields too, the counter's address as given here."""
+    """All bytes of parameters, padding too, with ``counter`` as the address of the tile counter."""
     kept, place = bytearray(words.tobytes()), (words.dtype.fields or {}).get("tile_counter")
     if place is not None:
         kept[place[1] : place[1] + 8] = counter.to_bytes(8, "little")
@@ -54,7 +54,7 @@ PASSES = [
 def test_the_parameters_are_those_of_a_prepared_call(
     two: Native, operation: str, algorithm: str, more: tuple[str, ...], skewed: int, device: int
 ) -> None:
-    """Bit for bit, on the device whose context the stream has, in the same order."""
+    """Launches have the same parameters and order, on the device of the stream's context."""
     two.add(operation, *more, algorithm=algorithm)
     two.driver.stream_context = (FakeDriver.CONTEXT, OTHER)[device]
     two.run(skewed)
@@ -83,7 +83,7 @@ def _counter(two: Native) -> int:
 
 
 def test_a_counter_belongs_to_the_first_stream(two: Native) -> None:
-    """Others have one in the workspace, which is set to 0 before the launch."""
+    """Other streams use a counter in the workspace, which is set to 0 before the launch."""
     two.add(algorithm="fa3")
     two.run()
     two.run()
@@ -111,7 +111,7 @@ def test_each_device_has_a_counter_and_an_owner(two: Native) -> None:
 
 @pytest.mark.parametrize("status", [1, 2])
 def test_a_captured_launch_has_a_counter_of_the_graph(two: Native, status: int) -> None:
-    """Also if the capture has failed before: work queued then is never launched."""
+    """The counter is in the workspace, even if the capture has failed and never runs."""
     two.add(algorithm="fa3")
     two.driver.capture_status = status
     two.driver.capturing.add(FakeXla.STREAM)
@@ -214,7 +214,7 @@ def test_gradients_that_nobody_asked_for_are_in_the_workspace(two: Native) -> No
 
 @pytest.mark.parametrize("operation", ["forward", "backward"])
 def test_arrays_without_elements_are_anywhere(two: Native, operation: str) -> None:
-    """XLA may give them no memory."""
+    """XLA may give empty arrays any address; the launches are those for address 0."""
     empty = (2, 0, 2, 64)
     two.shapes = dict.fromkeys(("k", "v", "dk", "dv") if operation == "backward" else "kv", empty)
     two.add(operation, algorithm="fa2")
@@ -222,7 +222,7 @@ def test_arrays_without_elements_are_anywhere(two: Native, operation: str) -> No
 
 
 def test_devices_may_be_of_different_kinds(two: Native, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first has no tile counter, and so no workspace, the second has."""
+    """The first device needs no tile counter and no workspace; the second needs both."""
     kinds = "80", "90"
     monkeypatch.setattr(DeviceLimits, "query", lambda device: LIMITS[kinds[device]])
     made = two.add()

@@ -33,7 +33,7 @@ _MEANT = {
 
 
 def _header() -> str:
-    """CUDA's cuda.h, of the package that has its headers."""
+    """The text of cuda.h from the installed package of CUDA's headers."""
     for name in ("nvidia-cuda-runtime", "nvidia-cuda-runtime-cu12"):
         with contextlib.suppress(metadata.PackageNotFoundError):
             for path in metadata.files(name) or ():
@@ -43,7 +43,7 @@ def _header() -> str:
 
 
 def test_functions_are_those_that_a_compiler_would_call() -> None:
-    """Some names mean a later version of the function."""
+    """The header gives some names a later version of the function."""
     versions = dict(re.findall(r"^ *#define +(cu\w+) +(cu\w+_v\d+)$", _header(), re.MULTILINE))
     assert versions["cuMemAlloc"] == "cuMemAlloc_v2"
     for function, name in _MEANT.items():

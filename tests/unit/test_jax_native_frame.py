@@ -13,7 +13,7 @@ from .jax_case import jax
 pytest.importorskip("cuflash.jax", reason="JAX is not installed")
 from cuflash.jax.native import frame
 
-#: The C expression for each number there.
+#: The C expression for each number of ``cuflash/jax/native/frame.py``.
 _MEANT = {
     "EXTENSION": "offsetof(XLA_FFI_CallFrame, extension_start)",
     "FRAME_API": "offsetof(XLA_FFI_CallFrame, api)",
@@ -41,7 +41,7 @@ _MEANT = {
     "METADATA_TRAITS": "offsetof(XLA_FFI_Metadata, traits)",
     "ALLOWS_COMMAND_BUFFERS": "XLA_FFI_HANDLER_TRAITS_COMMAND_BUFFER_COMPATIBLE",
 }
-#: The handler's output, and its place in the arguments of XLA's functions.
+#: The C expressions for other numbers that the handler uses.
 _GIVEN = {
     "offsetof(XLA_FFI_Rets, size)": frame.COUNT,
     "offsetof(XLA_FFI_Rets, rets)": frame.ITEMS,
