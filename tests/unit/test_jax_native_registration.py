@@ -35,7 +35,7 @@ from ..kit.native_frame import FakeXla
     [
         ((0, 1), (0, 1)),
         ((0, 3), (0, 3)),
-        ((0, 9), (0, 3)),  # XLA says whether it still takes that one
+        ((0, 9), (0, 3)),  # XLA decides whether it accepts the older version
         ((1, 0), (-1, 0)),
     ],
 )
@@ -47,7 +47,7 @@ def test_xla_is_told_the_version_that_is_spoken(
 
 
 def test_an_xla_that_does_not_say_its_version_is_told_the_first() -> None:
-    """Before jaxlib 0.8 it asks without its functions, and takes 0.1 alone."""
+    """XLA before jaxlib 0.8 asks without passing its functions, and accepts version 0.1 only."""
     xla = FakeXla(registration._handler().ctypes)
     assert xla.ask(has_api=False) == (0, 1, 1)
     assert xla.ask(has_api=False, frame_size=160)[:2] == (-1, 0)
@@ -60,7 +60,7 @@ def test_structures_of_another_size_are_refused(sizes: dict[str, int]) -> None:
 
 
 def test_what_is_not_asked_is_not_answered() -> None:
-    """Other extensions than XLA's question, and fields that its structure has not."""
+    """The handler ignores other extensions, and writes no field past the size of the structure."""
     xla = FakeXla(registration._handler().ctypes)
     assert xla.ask(extension_type=2) == (0, 0, 0)
     assert xla.ask(metadata_size=32) == (0, 3, 0)
@@ -95,7 +95,7 @@ def test_python_is_called_where_the_handler_cannot_be(
 
 
 def test_the_stamp_is_of_all_that_is_compiled() -> None:
-    """The handler, and every module here that it takes something of, but for the stamp itself."""
+    """The stamp covers the handler and all sibling modules that it imports, except ``stamp``."""
     folder = Path(stamp.__file__).parent
     found, new = set(), {"handler"}
     while new:
@@ -107,7 +107,7 @@ def test_the_stamp_is_of_all_that_is_compiled() -> None:
 
 
 def test_numbers_use_their_bits() -> None:
-    """Enough bits that two calls never share a number; none is 0, which means no table."""
+    """All 62 bits are used, so that calls do not share a number. A 0 would mean an empty slot."""
     numbers = [native.number_of(bytes([i])) for i in range(256)]
     assert all(0 < number < 1 << 62 for number in numbers)
     assert all(any(number >> bit & 1 for number in numbers) for bit in range(62))
@@ -115,7 +115,7 @@ def test_numbers_use_their_bits() -> None:
 
 
 class _Watched:
-    """The words of a registry, slowly, and where they were written."""
+    """The words of a registry, with slow reads and a list of the written values."""
 
     def __init__(self, words: Any) -> None:
         self.words, self.written = words, []
@@ -131,7 +131,7 @@ class _Watched:
 
 
 def test_a_number_is_written_after_its_address() -> None:
-    """The handler reads meanwhile. Numbers that meet in one slot do not overwrite one another."""
+    """The handler reads without a lock. Numbers of the same slot do not overwrite each other."""
     tables = registry.Registry()
     tables._words = watched = _Watched(tables._words)
     numbers = [5, 5 + registry.SLOTS, 5 + 2 * registry.SLOTS]
@@ -156,25 +156,25 @@ def test_a_full_registry_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "SLOTS", 8)
     for number in range(1, 5):
         tables.add(number, 8, None)
-        tables.add(number, 8, None)  # again: nothing
+        tables.add(number, 8, None)  # the same number takes no second slot
     with pytest.raises(cuflash.UnsupportedError, match="more than 4 different calls"):
         tables.add(5, 8, None)
 
 
 def _another_handler() -> Any:
-    """One more, beside that which XLA may hold: it must stay where it is."""
+    """A second handler. The cached one must stay alive, because XLA may call it."""
     return registration._handler.__wrapped__()
 
 
 def test_code_of_other_sources_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If Numba kept another version's code, it compiles again."""
+    """Code with another stamp is compiled again; if its stamp still differs, that is an error."""
     monkeypatch.setattr(registration, "STAMP", registration.STAMP + 2)
     with pytest.raises(RuntimeError, match="not the one of these sources"):
         _another_handler()
 
 
 def test_without_a_cache_it_is_compiled_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Numba raises where no folder is writable, and where its stored code is broken."""
+    """Numba raises if no folder is writable, or if its stored code is broken."""
     import numba
 
     asked: list[bool] = []

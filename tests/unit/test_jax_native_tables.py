@@ -1,4 +1,4 @@
-"""Launch tables under numbers: which calls share one, and how the handler finds it."""
+"""Launch tables and their numbers: which calls share a table, and how the handler finds it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ __all__ = ["fake_device", "two"]
 
 @pytest.fixture
 def made(two: Native, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Tables of the fake driver are registered where the handler looks; a word for each."""
+    """Register tables of the fake driver where the handler looks.
+
+    The returned list gets an entry for each table that is made.
+    """
     asked: list[int] = []
 
     def addresses() -> list[int]:
@@ -41,7 +44,7 @@ def made(two: Native, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_tables_whose_numbers_meet_in_one_slot_are_told_apart(two: Native) -> None:
-    """Beside other tables, and past the end of the list."""
+    """The first number takes the last slot; the others take slots from the start of the list."""
     last = registry.SLOTS - 1
     two.add(algorithm="fa2")
     for number in range(last, 9 * registry.SLOTS, registry.SLOTS):
@@ -58,7 +61,7 @@ def _lowered(function: Any, *arrays: Any) -> str:
 
 
 def test_a_computation_for_cuda_calls_the_handler(made: list[int]) -> None:
-    """The number is the same in every process; other shapes, keywords and passes have others."""
+    """Equal calls have the same number; other shapes, dtypes, keywords and passes have others."""
     q, k, v = draw(Q, KV, KV, dtype="float16")
 
     def numbers(function: Any, *arrays: Any) -> list[str]:
@@ -79,13 +82,13 @@ def test_a_computation_for_cuda_calls_the_handler(made: list[int]) -> None:
 
 
 def _added(two: Native, **options: Any) -> int:
-    """The number of a forward pass."""
+    """The number of a forward pass's table."""
     arrays = [jax.ShapeDtypeStruct(shape, np.float16) for shape in (Q, KV, KV)]
     return int(two.add(algorithm="fa2", **options).registered(arrays))
 
 
 def test_a_number_is_made_of_no_addresses(two: Native, made: list[int]) -> None:
-    """A function of scores may have a function of NumPy, at another address in each process."""
+    """A score function may hold a NumPy function, whose address differs between processes."""
     texts = [
         ScoreText("return score;", numpy=NumpyFunction(function))
         for function in (lambda score: score, lambda score: score + 0)
@@ -102,7 +105,11 @@ def test_a_table_is_made_once(two: Native, made: list[int]) -> None:
 def test_a_divided_computation_is_never_taken_from_another_process(
     made: list[int], monkeypatch: pytest.MonkeyPatch, taken: bool
 ) -> None:
-    """The tables of its parts are made where it is compiled; JAX shares nothing with callbacks."""
+    """The launch tables of a divided computation are made in the process that compiles it.
+
+    If JAX may take a compiled computation from another process, the computation gets a Python
+    callback: JAX compiles a computation with a callback in every process.
+    """
     monkeypatch.setattr(site, "_NATIVE", {"cpu"})
     monkeypatch.setitem(site._PREPARE, "cpu", on_device.prepare_device)
     sharding = jax.sharding.NamedSharding(cpu_mesh(2, 2), jax.sharding.PartitionSpec("x"))
@@ -120,7 +127,7 @@ def test_a_divided_computation_is_never_taken_from_another_process(
 def test_what_does_not_fit_into_a_table_is_refused_or_cut(
     two: Native, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Messages lose their beginning, so that the number after it has room."""
+    """A long message loses its beginning, so that there is room for the number at its end."""
     monkeypatch.setattr(table, "MOST_TEXT", 64)
     two.add(algorithm="fa2")
     two.fails("at ", q=1)
@@ -133,7 +140,7 @@ def test_what_does_not_fit_into_a_table_is_refused_or_cut(
 def test_what_a_device_needs_lives_as_long_as_its_table(
     two: Native, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its counter, for one, which nothing else holds."""
+    """A device's counter is an example: nothing else refers to it."""
     counters: list[Any] = []
 
     def new_counter(device: int) -> Any:

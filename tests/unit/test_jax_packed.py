@@ -37,7 +37,7 @@ OPTIONS: list[dict[str, Any]] = [
 @pytest.mark.parametrize("jitted", [False, True])
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_values_and_gradients(wide: None, options: dict[str, Any], jitted: bool) -> None:
-    """As with a loop over the sequences; offsets are traced."""
+    """Both passes agree with a loop over the sequences. Under ``jax.jit`` offsets are traced."""
     arrays = draw(Q, KV, KV)
     mine, theirs = pulled(attention, **options), pulled(looped, **options)
     near((jax.jit(mine) if jitted else mine)(arrays, offsets()), theirs(arrays, offsets()))
@@ -45,7 +45,7 @@ def test_values_and_gradients(wide: None, options: dict[str, Any], jitted: bool)
 
 @pytest.mark.parametrize("options", OPTIONS[:3], ids=str)
 def test_sinks_and_slopes(wide: None, options: dict[str, Any]) -> None:
-    """Sinks have a gradient, of all sequences together; slopes have none."""
+    """The gradient of the sinks is a sum over all sequences; a gradient of slopes is refused."""
     *arrays, slopes = draw(Q, KV, KV, SINKS, HEADS)
     more = {"alibi_slopes": slopes / 4}
     mine, theirs = (
@@ -57,7 +57,7 @@ def test_sinks_and_slopes(wide: None, options: dict[str, Any]) -> None:
 
 
 def test_it_is_what_jax_makes_of_each_sequence() -> None:
-    """Only where every query sees a key."""
+    """The results equal JAX's own for each sequence, if every query sees a key."""
     q, k, v = draw((12, 4, 8), (14, 2, 8), (14, 2, 8), dtype="float32")
     at = {"cu_seqlens_q": jnp.asarray([0, 5, 6, 12]), "cu_seqlens_kv": jnp.asarray([0, 5, 8, 14])}
 
@@ -74,7 +74,10 @@ def test_it_is_what_jax_makes_of_each_sequence() -> None:
 @pytest.mark.parametrize("broadcast", [True, False])
 @pytest.mark.parametrize("words", ["threefry2x32", "rbg"])
 def test_dropout_draws_by_sequence(wide: None, broadcast: bool, words: str) -> None:
-    """Or for all sequences and heads alike, by the places of a pair in its own sequence."""
+    """Each sequence and head has its own draws, or all share the same with ``broadcast_dropout``.
+
+    A pair's position counts from the start of its sequence.
+    """
     key, arrays = jax.random.key(5, impl=words), draw(Q, KV, KV)
     shape = (1, 1, 9, 12) if broadcast else (len(LENGTHS), Q[1], 9, 12)
     kept = cuflash.dropout_mask(
@@ -111,7 +114,7 @@ def test_a_function_of_scores_is_given_the_sequence(wide: None) -> None:
     ids=str,
 )
 def test_under_vmap(wide: None, axes: tuple[int | None, ...]) -> None:
-    """Offsets that are mapped, and that all mapped entries share."""
+    """The offsets are mapped, or all mapped entries share them."""
     arrays = [
         draw(shape, seed=n)[0] if axis is None else jnp.stack(draw(shape, shape, seed=n), axis)
         for n, (shape, axis) in enumerate(zip((Q, KV, KV), axes, strict=False))
@@ -133,7 +136,7 @@ def test_under_vmap(wide: None, axes: tuple[int | None, ...]) -> None:
 
 
 def test_gradients_of_what_vmap_shares(wide: None) -> None:
-    """And of sinks, which all entries share."""
+    """The mapped entries share keys, values and sinks."""
     q, k, v, sinks = draw((2, *Q), KV, KV, SINKS)
 
     def of(function: Any) -> Any:
@@ -164,7 +167,7 @@ def test_the_residual_and_other_dtypes() -> None:
 
 @pytest.mark.parametrize("kind", ["int64", "uint32", "uint8", "int8"])
 def test_offsets_of_any_integers(wide: None, kind: str) -> None:
-    """Offsets beyond int32 are beyond the rows."""
+    """Offsets that int32 cannot hold lie outside the rows, and are clamped to them."""
     arrays = draw(Q, KV, KV)
     expected = attention(*arrays, **offsets())
     given = {name: at.astype(kind) for name, at in offsets().items()}
@@ -178,7 +181,7 @@ def test_offsets_of_any_integers(wide: None, kind: str) -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_what_int32_does_not_hold_is_the_nearest_that_it_does(wide: None, seed: int) -> None:
-    """They are clamped, and not truncated to their last 32 bits."""
+    """Offsets are clamped to the range of int32, not truncated to their last 32 bits."""
     arrays, random = draw(Q, KV, KV), np.random.default_rng(seed)
     far = {name: random.integers(-(2**62), 2**62, 4) for name in _NAMES}
     near_by = {name: np.clip(at, -(2**31), 2**31 - 1).astype("int32") for name, at in far.items()}

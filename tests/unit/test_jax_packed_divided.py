@@ -1,4 +1,4 @@
-"""Packed sequences of arrays that are divided over four devices: divided by heads if they are."""
+"""Packed sequences in arrays that are divided over four devices: only heads stay divided."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _HEADS = [P(None, "x"), P(None, ("x", "y")), P(None, "y")]
 
 
 def _arrays(kv: Any = KV, *more: tuple[int, ...]) -> list[Any]:
-    """Arrays, then offsets."""
+    """q, k, v and arrays of the shapes ``more``, followed by the offsets."""
     return [*draw(Q, kv, kv, *more, dtype="float32"), *offsets().values()]
 
 
 def _pass(names: tuple[str, ...] = (), **options: Any) -> Any:
-    """Both passes over arrays, then offsets."""
+    """A function of arrays, followed by offsets, that runs both passes."""
     of = pulled(attention, names=names, is_causal=True, **options)
 
     def run(*given: Any) -> Any:
@@ -40,7 +40,7 @@ def _pass(names: tuple[str, ...] = (), **options: Any) -> Any:
 @pytest.mark.parametrize("spec", _HEADS, ids=str)
 def test_heads_stay_divided(spec: Any) -> None:
     results, collectives = run_divided(_pass(), cpu_mesh(2, 2), _arrays(), [spec] * 3 + SHARED)
-    assert not set(collectives) - {"all-reduce"}  # for the number whose gradients are taken
+    assert not set(collectives) - {"all-reduce"}  # the sum of the loss
     out, lse, *grads = results
     assert entries(lse.sharding.spec, 2)[0] == entries(spec, 3)[1]
     for result in (out, *grads):
@@ -50,7 +50,7 @@ def test_heads_stay_divided(spec: Any) -> None:
 @pytest.mark.parametrize("broadcast", [True, False])
 @pytest.mark.parametrize("spec", _HEADS, ids=str)
 def test_features_of_heads(spec: Any, broadcast: bool) -> None:
-    """Sinks and slopes are divided as the heads are, and every head draws as in whole arrays."""
+    """Sinks and slopes are divided like the heads; dropout draws for a head as in whole arrays."""
     sinks, slopes = draw((8,), (8,), dtype="float32")
     options = {"dropout_rate": 0.3, "dropout_rng": jax.random.key(4)}
     call = _pass(("sinks",), **options, broadcast_dropout=broadcast, alibi_slopes=slopes / 8)
@@ -84,13 +84,13 @@ def test_functions_of_scores_know_the_head() -> None:
     ids=str,
 )
 def test_what_cannot_be_divided_is_gathered(specs: list[Any], kv: Any) -> None:
-    """Rows too: a sequence may begin on one device and end on another."""
+    """Rows are gathered too: a sequence may begin on one device and end on another."""
     _, collectives = run_divided(_pass(), cpu_mesh(2, 2), _arrays(kv), specs)
     assert collectives
 
 
 def test_offsets_that_are_divided_are_gathered() -> None:
-    """They are no axis of the batch."""
+    """The axis of the offsets is no batch axis."""
     arrays = [*_arrays()[:3], jnp.asarray([0, 5, 9, 20]), jnp.asarray([0, 9, 9, 28])]
     for spec in (P(), P(None, "y")):
         run_divided(_pass(), cpu_mesh(2, 2), arrays, [spec] * 3 + [P("x")] * 2)
@@ -115,7 +115,7 @@ def test_a_mesh_of_explicit_axes() -> None:
 
 @pytest.mark.parametrize("check", [{}, {"check_vma": False}], ids=str)
 def test_shard_map(wide: None, check: dict[str, Any]) -> None:
-    """Offsets and sinks vary as the caller has them."""
+    """Offsets are the same on all devices; sinks are divided like the heads."""
     q, k, v, sinks = draw(Q, KV, KV, (8,))
     at = offsets()
     each = jax.shard_map(

@@ -21,9 +21,9 @@ Q, KV = (2, 96, 4, 32), (2, 128, 2, 32)
 
 
 def _shifted(dtype: str, shift: float) -> list[Any]:
-    """Queries, keys that share a large part except the first, values, a cotangent.
+    """Queries, keys, values and a cotangent; all keys but the first have a large common part.
 
-    The NumPy backend would subtract a part that all keys share.
+    The first key lacks it, because the NumPy backend subtracts a part that all keys share.
     """
     q, k, v, common, dout = draw(Q, KV, KV, (1, 1, 1, 32), Q, dtype="float32", seed=5)
     return [array.astype(dtype) for array in (q, k.at[:, 1:].add(shift * common), v, dout)]

@@ -46,7 +46,7 @@ def test_it_is_jaxs_own(dtype: str, options: Any, with_batch: bool, compiled: An
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 def test_it_is_the_lse_rounded(dtype: str) -> None:
-    """In the dtype to which keys are cast; minus infinity for a row that sees no key."""
+    """The residual has the dtype to which keys are cast; a row without keys has minus infinity."""
     arrays = draw(Q, KV, KV, dtype="float32")
     options: dict[str, Any] = {"is_causal": True, "q_offset": -2, "dtype": dtype}
     out, residual = attention(*arrays, return_residual=True, **options)

@@ -86,7 +86,7 @@ def test_a_new_array_is_no_new_trace() -> None:
 
 @pytest.mark.parametrize("mapped", [False, True])
 def test_mapped_entries_are_each_as_alone(mapped: bool) -> None:
-    """Whether each has a table of its own or all share one."""
+    """Each entry has a table of its own, or all entries share one."""
     *arrays, table = inputs()
     several = [jnp.stack([array, -array, 0.5 * array]) for array in arrays]
     tables = jnp.stack([table, -table, 0.5 * table]) if mapped else table
@@ -104,7 +104,7 @@ def test_mapped_entries_are_each_as_alone(mapped: bool) -> None:
 
 
 def test_mapped_sinks_leave_heads_as_they_are() -> None:
-    """Mapped entries become separate heads, and the function sees those of one entry."""
+    """Mapped entries become separate heads; the function sees the head's number in its entry."""
     *arrays, table = inputs()
     sinks = jnp.stack([jnp.arange(4.0), -jnp.arange(4.0)])
     q, k, v, _ = arrays

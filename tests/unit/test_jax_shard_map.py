@@ -26,7 +26,7 @@ QKV = (0, 1, 2)
 
 
 def _each(function: Any, specs: Any, check: dict[str, Any]) -> Any:
-    """The function of the parts that a device has."""
+    """The function under ``jax.shard_map``: each device applies it to its part of the arrays."""
     return jax.shard_map(function, mesh=cpu_mesh(4), in_specs=specs, out_specs=specs[0], **check)
 
 
@@ -51,7 +51,7 @@ def test_values_and_gradients(compiled: Any, check: dict[str, Any], divided: int
 
 @pytest.mark.parametrize("check", CHECKS, ids=str)
 def test_gradients_of_keys_that_every_device_has(compiled: Any, check: dict[str, Any]) -> None:
-    """They are sums over the devices: queries are divided, and each sees all keys."""
+    """These gradients are sums over the devices: queries are divided, and each sees all keys."""
     x = draw((4, 8, 4, 8), KV, KV)
     each = _each(attention, (P(None, "x"), P(), P()), check)
 
@@ -63,7 +63,7 @@ def test_gradients_of_keys_that_every_device_has(compiled: Any, check: dict[str,
 
 @pytest.mark.parametrize("check", CHECKS, ids=str)
 def test_gradients_inside(compiled: Any, check: dict[str, Any]) -> None:
-    """The transformation is inside, around one part."""
+    """``jax.grad`` is inside ``jax.shard_map``: each device differentiates its own loss."""
     x = draw(Q, KV, KV)
 
     def inner(q: Any, k: Any, v: Any) -> Any:
@@ -100,7 +100,7 @@ def test_vmap_inside(compiled: Any, check: dict[str, Any]) -> None:
 
 
 def test_over_some_axes_of_the_mesh() -> None:
-    """XLA divides over the other axes; where that would end the process, it is not called."""
+    """XLA divides over the other axes. Where XLA would abort the process, the call is refused."""
     x = draw(Q, KV, KV)
     each = jax.jit(
         jax.shard_map(

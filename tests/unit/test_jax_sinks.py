@@ -39,7 +39,7 @@ def total(function: Any, **options: Any) -> Any:
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "jit"])
 def test_values_and_gradients(wide: None, compiled: bool, options: dict[str, Any]) -> None:
-    """Rows that see nothing have the output 0 and their sink as lse, and give it a gradient."""
+    """A row that sees no key has the output 0 and its sink as lse; the sink gets a gradient."""
     arrays = draw(Q, KV, KV, H)
     *qkv, sinks = arrays
     got = attention(*qkv, sinks=sinks, return_lse=True, **options)
@@ -83,7 +83,7 @@ def test_dtypes(dtype: str, of_sinks: str) -> None:
 
 @pytest.mark.parametrize("axes", [*itertools.product((0, None), repeat=2), (1, 0), (2, 1)])
 def test_under_vmap(wide: None, axes: tuple[int | None, int | None]) -> None:
-    """Queries and sinks, mapped or not; every mapped entry has a gradient of its own."""
+    """Queries and sinks are mapped or not; every mapped entry has a gradient of its own."""
     of_q, of_sinks = axes
     if axes == (None, None):
         axes = (0, None)
@@ -109,7 +109,7 @@ def test_under_vmap(wide: None, axes: tuple[int | None, int | None]) -> None:
 
 @pytest.mark.parametrize("axes", [*itertools.product((0, None), repeat=2)])
 def test_under_two_vmaps(wide: None, axes: tuple[int | None, int | None]) -> None:
-    """Sinks of the outer entries, of the inner ones, of both or of none."""
+    """The sinks have the outer mapped axis, the inner one, both or neither."""
     outer, inner = axes
     sinks_shape = tuple(n for n, axis in ((2, outer), (3, inner)) if axis is not None) + H
     arrays = draw((2, 3, *Q), (2, 3, *KV), (3, *KV), sinks_shape)

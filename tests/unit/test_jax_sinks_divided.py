@@ -1,4 +1,4 @@
-"""Sinks of arrays that are divided over four devices: by heads with them, by batch summed."""
+"""Sinks with arrays that are divided over four devices, by batch or by heads."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _of_heads(spec: Any) -> Any:
 @pytest.mark.parametrize("keys", [WHOLE, GROUPED], ids=["heads", "groups"])
 @pytest.mark.parametrize("spec", FREE, ids=str)
 def test_nothing_is_gathered(spec: Any, keys: tuple[int, ...]) -> None:
-    """Their gradient is summed over the parts of the batch: one number a head crosses devices."""
+    """If the batch is divided, only the sinks' gradient is summed over devices: a number a head."""
     arrays = draw(WHOLE, keys, keys, HEADS, dtype="float32")
     specs = [spec] * 3 + [_of_heads(spec)]
     _, collectives = run_divided(forward, cpu_mesh(2, 2), arrays, specs)
@@ -125,7 +125,7 @@ def test_shard_map(wide: None, spec: Any, check: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("mapped", [0, 3], ids=["query", "sinks"])
 def test_entries_with_sinks_of_their_own_want_whole_heads_on_explicit_axes(mapped: int) -> None:
-    """No type says how the heads of several entries, merged, are divided."""
+    """No type describes how the merged heads of several entries are divided."""
     mesh = cpu_mesh(2, 2, explicit=True)
     arrays = draw(*[(4, 6, 4, 8)] * 3, (4,), dtype="float32")
     arrays[mapped] = jnp.stack([arrays[mapped]] * 2)

@@ -24,7 +24,7 @@ AXES = [(0, 0, 0), (0, None, None), (None, 0, 0), (None, None, 0), (1, 0, None),
 
 
 def _mapped(axes: tuple[int | None, ...], size: int = 3) -> list[Any]:
-    """Arrays whose entries under vmap are those of the problem."""
+    """Arrays with ``size`` entries along the mapped axes, each of the shapes Q, KV and KV."""
     shapes = []
     for shape, axis in zip((Q, KV, KV), axes, strict=True):
         place = axis if axis is None or axis >= 0 else len(shape) + 1 + axis

@@ -1,4 +1,4 @@
-"""``local_window_size`` of ``cuflash.jax`` by the rules of ``jax.nn``, alone and with others."""
+"""``local_window_size`` of ``cuflash.jax``: the rules of ``jax.nn``, gradients and refusals."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ lengths = st.sampled_from((1, 6, 13))
 @example((3, -1), True, 6, 6)
 @example((-4, 2), False, 13, 13)
 def test_the_rules_are_those_of_jax(window: Any, is_causal: bool, queries: int, keys: int) -> None:
-    """Except for rows that see nothing: they are 0 here, and the mean of all values there."""
+    """Rows that see no key differ: they are 0 in ``cuflash`` and the mean of all values in JAX."""
     arrays = draw((2, queries, 4, 8), (2, keys, 2, 8), (2, keys, 2, 8), dtype="float32")
     options = {"is_causal": is_causal, "local_window_size": window}
     got = np.asarray(attention(*arrays, **options))
@@ -87,7 +87,7 @@ def test_divided_over_devices(spec: Any) -> None:
 
 
 def test_a_window_is_that_of_the_numpy_functions(wide: None) -> None:
-    """A bound further than every key is none; so is the whole argument None."""
+    """A bound beyond all keys is no bound; None as the whole argument is no window."""
     arrays = draw(Q, KV, KV)
     host = [np.asarray(array) for array in arrays]
     for window, theirs in ((2, (2, 2)), ((3, 0), (3, 0)), ((3, 99), (3, None)), (None, None)):

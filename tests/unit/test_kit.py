@@ -82,7 +82,7 @@ WANTED = {
 
 @pytest.fixture(scope="module")
 def drawn() -> list[Case]:
-    """The values drawn in many short runs: one run may miss a value of a choice."""
+    """The cases of many short runs: a single run may miss a value of a choice."""
     found: list[Case] = []
 
     def collect(case: Case) -> None:

@@ -1,4 +1,4 @@
-"""The kit under ALiBi accepts rounding, and no wrong distance, slope or order."""
+"""With ALiBi, the kit accepts rounding and rejects wrong distances, slopes and orders."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _FORMS = [
 
 
 def _results(case: Case, x: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """In wide precision, rounded once."""
+    """Results computed in wide precision and rounded once."""
     options = {**case.options, **operands(case, **x), "dtype": np.longdouble}
     out, lse = reference.attention(x["q"], x["k"], x["v"], **options)
     dlse = {"dlse": x["dlse"]}
@@ -66,14 +66,14 @@ def _all(case: Case) -> set[str]:
 def test_rounded_results_pass(dtype: str, form: dict[str, Any]) -> None:
     case, x = _of(dtype, **form)
     assert not _failed(case, _results(case, x), x)
-    del x["alibi_slopes"]  # the case's own
+    del x["alibi_slopes"]  # then the case's own slopes are used
     assert not _failed(case, _results(case, x), x)
 
 
 @pytest.mark.parametrize("dtype", STORAGE)
 @pytest.mark.parametrize("form", _FORMS, ids=str)
 def test_another_slope_fails(dtype: str, form: dict[str, Any]) -> None:
-    """A difference of 3 % in 16 bits, of 1e-4 otherwise."""
+    """The slopes are off by 3 % in 16-bit dtypes and by 1e-4 in others, or there are none."""
     case, x = _of(dtype, **form)
     factor = 1.03 if case.storage.itemsize == 2 else 1.0001
     other = {**x, "alibi_slopes": x["alibi_slopes"] * factor}
@@ -84,7 +84,7 @@ def test_another_slope_fails(dtype: str, form: dict[str, Any]) -> None:
     assert _failed(case, none, x) >= _all(case) - {"dsinks"}
 
 
-#: Wrong distances, as functions of ``own - j``.
+#: Wrong distances, as functions of how far key ``j`` is behind query ``i``: ``i + at - j``.
 _DISTANCES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "of one sign": lambda behind: behind,
     "of keys behind": lambda behind: np.maximum(behind, 0),
@@ -98,7 +98,7 @@ _DISTANCES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 @pytest.mark.parametrize("dtype", STORAGE)
 @pytest.mark.parametrize("wrong", _DISTANCES)
 def test_wrong_distances_fail(dtype: str, wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keys on both sides: the softmax does not see what all keys of a row share."""
+    """Keys are on both sides of a query: a number for all keys of a row would change no weight."""
     case, x = _of(dtype, causal=False)
     with monkeypatch.context() as patched:
         patched.setattr(
@@ -123,7 +123,7 @@ def test_distances_before_the_cap_fail(dtype: str, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("dtype", STORAGE)
 @pytest.mark.parametrize("alibi", ["heads", "batch"])
 def test_slopes_of_others_fail(dtype: str, alibi: str) -> None:
-    """The slope of the next head, of the kv head, of the next batch entry."""
+    """The slopes are those of the next head, of the kv head, or of the next batch entry."""
     case, x = _of(dtype, alibi=alibi)
     slopes = x["alibi_slopes"]
     others = [np.roll(slopes, 1, axis=-1), np.repeat(slopes[..., ::2], 2, axis=-1)]
@@ -136,7 +136,7 @@ def test_slopes_of_others_fail(dtype: str, alibi: str) -> None:
 @pytest.mark.parametrize("dtype", STORAGE)
 @pytest.mark.parametrize("form", _FORMS, ids=str)
 def test_wrong_gradients_of_slopes_fail(dtype: str, form: dict[str, Any]) -> None:
-    """The wrong sign, a deviation, the next head's, none; or without the last row."""
+    """The gradient has the wrong sign, is off, is the next head's, is 0, or lacks the last row."""
     case, x = _of(dtype, **form)
     right = _results(case, x)
     found = right["dalibi_slopes"]
@@ -153,7 +153,7 @@ def test_wrong_gradients_of_slopes_fail(dtype: str, form: dict[str, Any]) -> Non
 
 @pytest.mark.parametrize("dtype", STORAGE)
 def test_a_gradient_behind_the_slope_of_the_cap_fails(dtype: str) -> None:
-    """dS of q and k includes the cap's slope; that of the ALiBi slopes does not."""
+    """Gradients of q and k include the cap's slope; the gradient of the ALiBi slopes does not."""
     case, x = _of(dtype, softcap=2.0)
     right = _results(case, x)
     for behind in (False, True):

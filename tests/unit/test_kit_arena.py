@@ -23,7 +23,7 @@ RECIPES = {
 
 
 def neighbour(array: np.ndarray, elements: int) -> np.ndarray:
-    """The bits of the element at this distance after index 0; before it, if negative."""
+    """The bytes of the element that lies ``elements`` after index 0, or before it if negative."""
     first = array.__array_interface__["data"][0]
     base = array
     while base.base is not None:
@@ -172,7 +172,7 @@ def test_a_workspace_is_aligned_poisoned_and_guarded(nbytes: int) -> None:
     whole = scratch[: nbytes // 4 * 4].view(np.float32)
     assert np.isnan(whole).all()
     assert (whole.view(np.int32) > 2**30).all()
-    arena.check()  # it need not be written
+    arena.check()  # a workspace need not be written
     neighbour(scratch, (nbytes + 3) // 4 * 4)[:] = 0
     with pytest.raises(AssertionError, match=r"workspace .*beside it"):
         arena.check()

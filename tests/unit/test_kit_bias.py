@@ -1,4 +1,4 @@
-"""The kit accepts rounding of a bias, and no wrong number, position, order or sum."""
+"""With a bias, the kit accepts rounding and rejects wrong numbers, positions, orders and sums."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ _FORMS: list[dict[str, Any]] = [
     {"bias": "b111", "alibi": "heads"},
     {"bias": "b1qk-inf", "causal": False},
 ]
-#: One that has one number for all keys changes only lse.
+#: Forms that differ from key to key: a bias that is the same for all keys changes only lse.
 _OF_KEYS = [form for form in _FORMS if "k" in form.get("bias", "bhqk")]
 
 
 def _results(case: Case, x: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """In wide precision, rounded once."""
+    """Results computed in wide precision and rounded once."""
     options = {**case.options, **operands(case, **x), "dtype": np.longdouble}
     out, lse = reference.attention(x["q"], x["k"], x["v"], **options)
     dlse = {"dlse": x["dlse"]}
@@ -68,14 +68,14 @@ def _all(case: Case) -> set[str]:
 def test_rounded_results_pass(dtype: str, form: dict[str, Any]) -> None:
     case, x = _of(dtype, **form)
     assert not _failed(case, _results(case, x), x)
-    del x["bias"]  # the case's own
+    del x["bias"]  # then the case's own bias is used
     assert not _failed(case, _results(case, x), x)
 
 
 @pytest.mark.parametrize("bias", ["1hqk:float32", "b11k:float32", "q1:float32"])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
 def test_a_bias_of_float32_is_rounded_to_it(dtype: str, bias: str) -> None:
-    """Which is less than the rounding of halves, and nearly all that float64 loses."""
+    """The gradient is rounded to float32: little in 16 bits, nearly the whole error in float64."""
     case, x = _of(dtype, bias=bias)
     got = _results(case, x)
     assert got["dbias"].dtype == np.float32
@@ -85,7 +85,7 @@ def test_a_bias_of_float32_is_rounded_to_it(dtype: str, bias: str) -> None:
         assert _failed(case, coarse, x) == {"dbias"}
 
 
-#: Wrong readings of the bias.
+#: Wrong ways to read the bias.
 _OTHERS: dict[str, Callable[[Case, np.ndarray], np.ndarray]] = {
     "none": lambda case, bias: np.zeros_like(bias),
     "of the other sign": lambda case, bias: -bias,
@@ -107,7 +107,10 @@ def test_another_bias_fails(dtype: str, form: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("dtype", STORAGE)
 def test_numbers_of_others_fail(dtype: str) -> None:
-    """Those of the next head, entry or row, of the kv head, of the key with the query's number."""
+    """The bias is that of the next entry, head or row, or of the kv head.
+
+    Two other wrong ones have rows that are shifted by the offset, or reversed rows.
+    """
     case, x = _of(dtype, causal=False, seqlen_q=70, seqlen_kv=90)
     bias = x["bias"]
     of_kv = np.repeat(bias[:, :2], 2, axis=1)
@@ -140,7 +143,7 @@ def _tile(array: np.ndarray, size: int) -> tuple[slice, ...]:
     return (*(slice(-1, None) for _ in array.shape[:-2]), slice(size, 2 * size), slice(0, size))
 
 
-#: Errors in a gradient for every pair.
+#: Wrong gradients, as functions of the right one and of a relative error.
 _WRONG: dict[str, Callable[[np.ndarray, float], np.ndarray]] = {
     "of the other sign": lambda found, _: -found,
     "off": lambda found, off: found * (1 + off),
@@ -163,14 +166,14 @@ def test_a_wrong_gradient_fails(dtype: str, form: dict[str, Any]) -> None:
         whole = found.reshape((1,) * (4 - found.ndim) + found.shape)
         shown = wrong(whole, off).astype(found.dtype).reshape(found.shape)
         if np.array_equal(shown, found):
-            continue  # along a broadcast axis
+            continue  # the change is along a broadcast axis
         assert _failed(case, right | {"dbias": shown}, x) == {"dbias"}, name
 
 
 @pytest.mark.parametrize("dtype", STORAGE)
 @pytest.mark.parametrize("bias", ["bhqk", "1hqk", "11qk", "qk"])
 def test_one_wrong_number_or_tile_fails(dtype: str, bias: str) -> None:
-    """One number of a tile, a tile transposed, left out, or added twice."""
+    """One number of a tile is wrong, or a tile is transposed, left out or added twice."""
     case, x = _of(dtype, causal=False, bias=bias)
     right = _results(case, x)
     found = right["dbias"]
@@ -186,7 +189,7 @@ def test_one_wrong_number_or_tile_fails(dtype: str, bias: str) -> None:
 
 
 def _gradient(case: Case, x: dict[str, np.ndarray], with_delta: bool, slopes: bool) -> np.ndarray:
-    """By whole matrices: dP with or without delta, with the cap's slope or without it."""
+    """The gradient of every pair by whole matrices, with or without delta and the cap's slope."""
     named = {n: case.heads_first(n, x[n]).astype(np.longdouble) for n in x}
     q, dout, dlse = (named[name] for name in ("q", "dout", "dlse"))
     k, v = (np.repeat(named[name], case.group, axis=1).swapaxes(-1, -2) for name in "kv")
@@ -203,7 +206,7 @@ def _gradient(case: Case, x: dict[str, np.ndarray], with_delta: bool, slopes: bo
 @pytest.mark.parametrize("dtype", STORAGE)
 @pytest.mark.parametrize("bias", ["bhqk", "1hqk", "bh1k", "b111", "bhq1"])
 def test_a_gradient_of_something_else_fails(dtype: str, bias: str) -> None:
-    """Without delta, with the cap's slope, summed over the wrong axes."""
+    """The gradient lacks delta, has the cap's slope, or is summed over the wrong axes."""
     case, x = _of(dtype, softcap=2.0, bias=bias)
     right, shape = _results(case, x), case.shape("bias")
 

@@ -12,7 +12,7 @@ from ..kit.runners import ApiRunner
 
 
 def test_errors_of_a_log_sum_exp_are_allowed() -> None:
-    """A row whose largest score is far from its others, and errs by far more than they do."""
+    """The largest score of a row is far from the others, and has a far larger error than they."""
     for seed in (223, 7391):
         case = Case(1, 1, 1, 192, 168, 128, 128, bias="1hqk", dtype="float32", seed=seed)
         case = replace(case, values="outliers", layout="sd")

@@ -18,7 +18,7 @@ from tests.unit.emulation import BUGS, Emulation
 # Two cases with at least three of the emulation's tiles, whose lengths are no multiples of them.
 CAUSAL = Case(1, 4, 2, 130, 250, 32, 48, causal=True)
 FULL = Case(1, 4, 2, 70, 170, 32, 48, layout="bhsd")
-#: The same for features that only some bugs affect.
+#: Cases for bugs that need a window or sinks.
 WINDOW = Case(1, 4, 2, 130, 250, 32, 48, window="60:20")
 SINKS = Case(1, 4, 2, 130, 250, 32, 48, causal=True, seed=1)
 
@@ -156,7 +156,7 @@ def test_a_failure_tells_the_repro_line() -> None:
 
 
 def test_tolerances_are_in_one_table() -> None:
-    """No other number decides about an accuracy; found by the names that such code goes by."""
+    """Other files have no tolerances: the usual names of such comparisons are not in them."""
     other = re.compile(r"allclose|approx\(|\b[ar]tol\b|assert_array_almost|isclose")
     here = Path(__file__).resolve().parent.parent
     files = [p for part in ("kit", "device", "property") for p in (here / part).rglob("*.py")]
@@ -167,7 +167,7 @@ def test_tolerances_are_in_one_table() -> None:
 @pytest.mark.parametrize("head_dim", [8, 64])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_truncated_products_of_long_columns_pass(dtype: str, head_dim: int) -> None:
-    """One key: dS is all truncation, of one sign, and dq vanishes below the smallest number."""
+    """With one key, dS is only truncation, of one sign, and dq is below the smallest number."""
     case = Case(seqlen_q=4551, seqlen_kv=1, head_dim=head_dim, head_dim_v=head_dim, dtype=dtype)
     for cut in (2.0**-24, 2.0**-23, 2.0**-22):
         for seed in range(3):

@@ -124,7 +124,7 @@ def test_one_bad_row_is_rejected_and_named(dtype: str, name: str) -> None:
 @pytest.mark.parametrize("name", RESULTS)
 @pytest.mark.parametrize("dtype", STORAGE)
 def test_two_percent_is_rejected(dtype: str, name: str, part: slice) -> None:
-    """An error everywhere, and one in the last rows alone, where masks and rescaling go wrong."""
+    """All rows are off, or only the last rows, where masks and rescaling go wrong."""
     case = case_of(dtype)
     off = copy_of(case, name).astype(np.float64)
     off[:, :, part] *= 1.02
@@ -134,7 +134,7 @@ def test_two_percent_is_rejected(dtype: str, name: str, part: slice) -> None:
 @pytest.mark.parametrize("name", RESULTS)
 @pytest.mark.parametrize("dtype", STORAGE)
 def test_one_percent_of_everything_is_rejected(dtype: str, name: str) -> None:
-    """In bfloat16 by the rule for bias alone, for the gradients: a row may err by as much."""
+    """For gradients in bfloat16, only the rule for bias rejects it: one row may err so."""
     case = case_of(dtype)
     off = (1.01 * copy_of(case, name).astype(np.float64)).astype(case.storage)
     result = result_of(case, name, off)
@@ -160,7 +160,7 @@ def test_a_wrong_shape_or_dtype_is_rejected() -> None:
 
 @pytest.mark.parametrize("dtype", STORAGE)
 def test_what_cannot_err_must_be_zero(dtype: str) -> None:
-    case = case_of(dtype, q_offset=-20)  # 20 dead queries, 40 keys that nobody sees
+    case = case_of(dtype, q_offset=-20)  # 20 dead queries, 40 keys that no query sees
     for name, row in (("out", 19), ("dq", 0), ("dk", 149), ("dv", 110)):
         touched = copy_of(case, name)
         assert not touched[:, :, row].any()
@@ -183,14 +183,17 @@ def test_lse_is_judged_apart(dtype: str) -> None:
     result = result_of(case, "lse", moved)
     assert rejected(result, "lse")
     assert result.worst.index == (1, 2, 40)
-    for bad in (-1e30, np.nan, np.inf, 0):  # of a dead row
+    for bad in (-1e30, np.nan, np.inf, 0):  # in a dead row
         dead = lse.copy()
         dead[0, 0, 3] = bad
         assert rejected(result_of(case, "lse", dead), "nonfinite")
 
 
 def test_float32_is_not_tf32() -> None:
-    """Operands of 11 bits, and an exp of 2^-19: four orders and one above what plain NumPy errs."""
+    """Operands are rounded to 11 bits, or the output errs by 2^-19, as from a coarse exp.
+
+    Rounded operands err by four orders of magnitude more than plain NumPy, the output by one.
+    """
     case = case_of("float32")
     x = data.arrays(case)
     rounded = {
@@ -249,7 +252,7 @@ def test_nan_where_the_truth_has_nan() -> None:
 
 
 def test_the_model_needs_each_of_its_terms() -> None:
-    """Cases in which a first form of the model rejected correct results."""
+    """In these cases, a model of errors without one of its terms rejects correct results."""
     errors_of_delta = case_of("bfloat16", values="outliers", head_dim=8, head_dim_v=16, batch=1)
     products_that_cancel = case_of("float16", values="x30")
     one_key = case_of("float32", values="x8", seqlen_q=300, seqlen_kv=1, causal=False)
@@ -263,7 +266,7 @@ def test_the_model_needs_each_of_its_terms() -> None:
 
 
 def test_keys_of_one_query_share_its_error() -> None:
-    """One key a block: the sum of 117 weights errs, and the gradients of all values with it."""
+    """Each block has one key. The sum of 117 weights errs, and thus the gradients of all values."""
     case = Case(1, 2, 2, 1, 117, 40, 40, "float32", causal=True, layout="shd", values="small")
     case = replace(case, seed=1)
     x = data.arrays(case)

@@ -1,4 +1,4 @@
-"""The kit accepts rounding under dropout, and no wrong pair, share or position."""
+"""With dropout, the kit accepts rounding and rejects wrong pairs, factors and positions."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _OF_WEIGHTS = {"out", "dq", "dk", "dv"}
 
 
 def _results(case: Case, x: dict[str, np.ndarray], **changed: Any) -> dict[str, np.ndarray]:
-    """In wide precision, rounded once."""
+    """Results computed in wide precision and rounded once."""
     options = {**case.options, **operands(case, **x), "dtype": np.longdouble, **changed}
     out, lse = reference.attention(x["q"], x["k"], x["v"], **options)
     grads = reference.attention_backward(
@@ -62,14 +62,14 @@ def _of(dtype: str, **changes: Any) -> tuple[Case, dict[str, np.ndarray]]:
 def test_rounded_results_pass(dtype: str, form: dict[str, Any]) -> None:
     case, x = _of(dtype, **form)
     assert not _failed(case, _results(case, x), x)
-    x.pop("dropout_seed", None)  # the case's own
+    x.pop("dropout_seed", None)  # then the case's own seed is used
     assert not _failed(case, _results(case, x), x)
 
 
 @_of_dtypes
 @pytest.mark.parametrize("form", _FORMS, ids=str)
 def test_other_pairs_fail(dtype: str, form: dict[str, Any]) -> None:
-    """The pairs of another seed, and of none. The log-sum-exp does not show it."""
+    """Pairs are dropped by another seed, or none are dropped; lse does not show another seed."""
     case, x = _of(dtype, **form)
     words = np.array([1, 2, 3, 4], np.uint32)
     failed = _failed(case, _results(case, x, dropout_seed=words), x)
@@ -82,7 +82,7 @@ def test_other_pairs_fail(dtype: str, form: dict[str, Any]) -> None:
 @_of_dtypes
 @pytest.mark.parametrize("part", ["forward", "backward"])
 def test_passes_that_drop_different_pairs_fail(dtype: str, part: str) -> None:
-    """One pass drops nothing: gradients of all pairs after the right output, or the reverse."""
+    """One pass drops nothing, and the results of the other pass are right."""
     case, x = _of(dtype)
     right = _results(case, x)
     wrong = _results(case, x, dropout_p=None, dropout_seed=None)
@@ -92,7 +92,7 @@ def test_passes_that_drop_different_pairs_fail(dtype: str, part: str) -> None:
 
 
 def _changed(case: Case, x: dict[str, np.ndarray], change: Any) -> set[str]:
-    """The failures of results with other factors of the weights."""
+    """The results that fail after ``change`` is applied to the factors of the weights."""
     own = reference_heads.dropped
 
     def dropped(p: float, seed: Any, head: int, *sizes: Any) -> np.ndarray:
@@ -105,7 +105,7 @@ def _changed(case: Case, x: dict[str, np.ndarray], change: Any) -> set[str]:
 
 @_of_dtypes
 def test_a_share_that_is_wrong_fails(dtype: str) -> None:
-    """No share, the dropped share in place of the kept one, or the unrounded one."""
+    """Weights are divided by 1, by the dropped share, or by a share that is off or not rounded."""
     case, x = _of(dtype)
     for factor in (0.7, 0.7 / 0.3, 1.02):
         failed = _changed(case, x, lambda left, factor=factor: left * factor)
@@ -125,7 +125,7 @@ def test_pairs_of_a_neighbour_fail(dtype: str, axis: int, step: int) -> None:
 
 @_of_dtypes
 def test_pairs_turned_about_fail(dtype: str) -> None:
-    """Rows for columns, of all pairs and of one block."""
+    """Rows and columns are exchanged, for all pairs or within one block."""
     case, x = _of(dtype)
     assert _changed(case, x, np.transpose) >= _OF_WEIGHTS
 
@@ -139,7 +139,7 @@ def test_pairs_turned_about_fail(dtype: str) -> None:
 @pytest.mark.parametrize("step", [1, -1])
 @pytest.mark.parametrize("form", _FORMS, ids=str)
 def test_what_one_writes_in_numpy_drops(form: dict[str, Any], step: int) -> None:
-    """Which the errors that are allowed are measured by, in both orders."""
+    """The NumPy code that sets the allowed errors drops the right pairs, in both of its orders."""
     case, x = _of("float64", **form)
     found = plain(case, {name: x[name] for name in x}, step)
     exact = _results(case, x)
@@ -202,7 +202,7 @@ def test_the_census_tells_pairs_of_another_seed(dtype: str) -> None:
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_of_one_key_no_error_has_a_side(dtype: str) -> None:
-    """Its dS is 0, of which float64 leaves a remainder; the rounded output leaves more."""
+    """With one key, dS is 0. Float64 leaves a remainder, and a rounded output a larger one."""
     sizes = []
     for seed in range(12):
         case = Case(1, 1, 1, 1, 1, 64, 64, dtype, dropout="0.1", seed=seed)
@@ -220,7 +220,7 @@ def test_of_one_key_no_error_has_a_side(dtype: str) -> None:
 
 
 def test_columns_of_one_number_are_rounded_alike() -> None:
-    """Delta of an output with equal columns errs by that many times the error of one."""
+    """If all columns of an output are equal, delta has the error of one times their number."""
     case = Case(1, 1, 1, 1, 31, 64, 64, "float16", layout="sd", values="equal", dropout="0.1")
     x, runner = arrays(case, "q", "k", "v", "dout"), ApiRunner("numpy", "fa1")
     truth = judge(case, x)
@@ -234,7 +234,7 @@ def test_columns_of_one_number_are_rounded_alike() -> None:
     "problem", [(1, 1, 1, 1, 8000, 64, 64, "float16"), (1, 1, 1, 303, 1, 64, 64, "float16")]
 )
 def test_sums_of_dk_are_off_by_what_rows_have_in_common(problem: Any) -> None:
-    """float16 loses part of dropped dS; rows with only one and the same key have the same out."""
+    """float16 loses part of dS under dropout; with one key, all rows have the same output."""
     for seed in range(0, 24, 3):
         case = Case(*problem, dropout="0.5:4" if problem[3] == 1 else "0.1", seed=seed)
         verdicts = checks.run_checks(ApiRunner("numpy", "fa1"), case)

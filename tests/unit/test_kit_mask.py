@@ -1,4 +1,4 @@
-"""The kit accepts rounding with a boolean mask, and no wrong position, order or sense."""
+"""With a boolean mask, the kit accepts rounding and rejects wrong positions and senses."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _of_dtypes = pytest.mark.parametrize("dtype", STORAGE)
 
 
 def _results(case: Case, x: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """In wide precision, rounded once."""
+    """Results computed in wide precision and rounded once."""
     options = {**case.options, **operands(case, **x), "dtype": np.longdouble}
     out, lse = reference.attention(x["q"], x["k"], x["v"], **options)
     dlse = {"dlse": x["dlse"]}
@@ -69,11 +69,11 @@ def _all(case: Case) -> set[str]:
 def test_rounded_results_pass(dtype: str, form: dict[str, Any]) -> None:
     case, x = _of(dtype, **form)
     assert not _failed(case, _results(case, x), x)
-    del x["mask"]  # the case's own
+    del x["mask"]  # then the case's own mask is used
     assert not _failed(case, _results(case, x), x)
 
 
-#: Wrong readings of the mask.
+#: Wrong ways to read the mask.
 _OTHERS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "none": np.ones_like,
     "of the other sense": np.logical_not,
@@ -97,7 +97,10 @@ def test_another_mask_fails(dtype: str, form: dict[str, Any]) -> None:
 
 @_of_dtypes
 def test_a_mask_of_others_fails(dtype: str) -> None:
-    """That of the next head, entry or row, of the kv head, of queries in place of keys."""
+    """The mask is that of the next entry, head or row, the kv head, or the first entry or head.
+
+    Two other wrong ones are transposed, or have reversed rows.
+    """
     case, x = _of(dtype)
     mask = x["mask"]
     others = [np.roll(mask, 1, axis=axis) for axis in (0, 1, 2)]
@@ -110,7 +113,7 @@ def test_a_mask_of_others_fails(dtype: str) -> None:
 @_of_dtypes
 @pytest.mark.parametrize("mask", ["bhqk", "1hqk", "qk"])
 def test_one_pair_or_tile_that_is_wrong_fails(dtype: str, mask: str) -> None:
-    """A pair shown or hidden, two exchanged, a tile shown, hidden or transposed."""
+    """One pair is shown or hidden, or a tile is transposed or shown."""
     case, x = _of(dtype, mask=mask)
     seen = x["mask"]
     first = (0,) * (seen.ndim - 2)
@@ -127,7 +130,7 @@ def test_one_pair_or_tile_that_is_wrong_fails(dtype: str, mask: str) -> None:
 
 
 def _likely_pair(case: Case, x: dict[str, np.ndarray]) -> tuple[int, int]:
-    """A query and key of the first head that weigh much, in a row that sees something."""
+    """The query and key of the first head with the largest score, in rows that see over 8 keys."""
     q, k = (case.heads_first(n, x[n])[0, 0].astype(np.float64) for n in "qk")
     own = np.broadcast_to(x["mask"], (case.batch, case.heads_q, 90, 90))[0, 0]
     scores = np.where(own.sum(axis=1, keepdims=True) > 8, q @ k.T, -np.inf)
@@ -137,7 +140,7 @@ def _likely_pair(case: Case, x: dict[str, np.ndarray]) -> tuple[int, int]:
 
 @_of_dtypes
 def test_a_mask_of_rows_that_is_wrong_shows(dtype: str) -> None:
-    """A row is 0 and sees nothing, or it is not."""
+    """A row that should see no key sees all, or the reverse."""
     case, x = _of(dtype, mask="bhq1")
     for axis in (0, 1, 2):
         other = np.roll(x["mask"], 1, axis=axis)
@@ -147,7 +150,7 @@ def test_a_mask_of_rows_that_is_wrong_shows(dtype: str) -> None:
 @_of_dtypes
 @pytest.mark.parametrize("part", ["forward", "backward"])
 def test_a_pass_that_ignores_the_mask_fails(dtype: str, part: str) -> None:
-    """One pass ignores it: gradients of all pairs after the right output, or the reverse."""
+    """One pass ignores the mask, and the results of the other pass are right."""
     case, x = _of(dtype)
     right = _results(case, x)
     wrong = _results(case, {**x, "mask": np.ones_like(x["mask"])})
@@ -158,7 +161,7 @@ def test_a_pass_that_ignores_the_mask_fails(dtype: str, part: str) -> None:
 
 @_of_dtypes
 def test_a_sentinel_in_place_of_minus_infinity_fails(dtype: str) -> None:
-    """A row that sees nothing is then one that sees all keys alike."""
+    """With a large negative number instead, a row that should see no key sees all keys."""
     case, x = _of(dtype)
     seen = np.where(x["mask"], 0, -5e4).astype(np.float64)
     options = {**case.options, "dtype": np.longdouble}
@@ -173,7 +176,7 @@ def test_a_sentinel_in_place_of_minus_infinity_fails(dtype: str) -> None:
 @pytest.mark.parametrize("step", [1, -1])
 @pytest.mark.parametrize("form", _FORMS, ids=str)
 def test_what_one_writes_in_numpy_has_the_mask(form: dict[str, Any], step: int) -> None:
-    """Which the errors that are allowed are measured by, in both orders."""
+    """The NumPy code that sets the allowed errors applies the mask, in both of its orders."""
     case, x = _of("float64", **form)
     found = plain(case, {name: x[name] for name in x}, step)
     exact = _results(case, x)
@@ -199,7 +202,7 @@ def test_a_case_with_a_mask_is_read_back() -> None:
 
 
 def test_masks_have_dead_rows_hidden_keys_and_whole_blocks() -> None:
-    """In the kit's own masks; most rows still see something."""
+    """The kit's own masks hide rows, keys and blocks, but most rows see a key."""
     seen = tensor(_CASE, "mask")
     assert 0.02 < (~seen.any(axis=-1)).mean() < 0.3
     assert (~seen.any(axis=-2)).any()

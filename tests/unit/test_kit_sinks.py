@@ -1,4 +1,4 @@
-"""A sink far above the scores of a row multiplies the row by one factor, which errs."""
+"""A sink far above the scores of a row multiplies the row by one factor, which has an error."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _worst(case: Case, sink: float, score: float, bug: str = "") -> dict[str, fl
         for name in ("v", "dout"):  # the added numbers have one sign
             np.abs(x[name], out=x[name])
         x["q"][..., 0], x["k"][..., 0] = score / case.factor, 1
-        x["dlse"][...] = 0  # which would hide the error of delta
+        x["dlse"][...] = 0  # dlse would hide the error of delta
         x["sinks"] = np.full(case.heads_q, sink, case.dtype_of("sinks"))
         given, runner = (x["q"], x["k"], x["v"]), Emulation(bug)
         out, lse = runner.forward(case, *given, sinks=x["sinks"])

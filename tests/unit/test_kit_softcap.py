@@ -1,10 +1,10 @@
-"""The kit accepts rounding under a soft cap, and no wrong cap or slope."""
+"""With a soft cap, the kit accepts rounding and rejects wrong caps and slopes."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-import ml_dtypes  # noqa: F401  (NumPy knows bfloat16 by it)
+import ml_dtypes  # noqa: F401  (adds bfloat16 to NumPy)
 import numpy as np
 import pytest
 
@@ -23,7 +23,7 @@ _NAMES = ("out", "lse", "dq", "dk", "dv")
 
 
 def _results(case: Case, x: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """In wide precision, rounded once."""
+    """Results computed in wide precision and rounded once."""
     options = {**case.options, "dtype": np.longdouble}
     out, lse = reference.attention(x["q"], x["k"], x["v"], **options)
     dlse = {"dlse": x["dlse"]}
@@ -47,7 +47,7 @@ def test_rounded_results_pass(dtype: str, softcap: float) -> None:
 
 @pytest.mark.parametrize("dtype", _DTYPES)
 def test_another_cap_fails(dtype: str) -> None:
-    """By 3 % in 16 bits, of which bfloat16's tanh has a good part; by 1e-4 otherwise."""
+    """The cap is off by 3 % in 16 bits, where bfloat16's tanh errs too, and by 1e-4 otherwise."""
     case = replace(_CASE, dtype=dtype)
     x = arrays(case, "q", "k", "v", "dout", "dlse")
     other = replace(case, softcap=2.06 if case.storage.itemsize == 2 else 2.0002)
@@ -73,7 +73,7 @@ def test_a_case_with_a_cap_is_read_back() -> None:
 
 @pytest.mark.skipif(not oracle.WIDE, reason="longdouble is no wider than float64")
 def test_rows_of_one_score_share_its_error() -> None:
-    """The slope of a score far beyond the cap has 87 times its error, here the same in 63 rows."""
+    """The slope of a score far beyond the cap has 87 times the score's error, here in 63 rows."""
     case = Case(1, 1, 1, 63, 1, 192, 128, "float64", values="equal", softcap=0.5, seed=11129)
     x = arrays(case, "q", "k", "v", "dout", "dlse")
     runner = ApiRunner("numpy", "fa2")

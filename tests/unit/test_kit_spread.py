@@ -1,4 +1,4 @@
-"""Rows of a head that hold its truth: one of them may err as a row may, many not together."""
+"""The limit for bias by the number of rows that are not 0: one row may err more than many."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _truth(rows: int) -> Truth:
 
 
 def _off(truth: Truth, part: float) -> dict[str, float]:
-    """The rules' ratios to their limits for a dq whose every row errs along itself."""
+    """The rules' ratios to their limits for a dq in which each row errs in its own direction."""
     expected = truth.results["dq"].astype(np.float64)
     length = np.sqrt((expected**2).sum(-1, keepdims=True))
     along = np.where(length > 0, expected / np.where(length > 0, length, 1), 0)
@@ -38,7 +38,7 @@ def _off(truth: Truth, part: float) -> dict[str, float]:
 def test_a_single_row_is_judged_as_a_row(part: float) -> None:
     found = _off(_truth(1), part)
     assert found["bias"] == pytest.approx(found["row"], rel=0.02)
-    assert found["bias"] == pytest.approx(part / 2, rel=0.2)  # the result is rounded itself
+    assert found["bias"] == pytest.approx(part / 2, rel=0.2)  # the result is rounded too
 
 
 def test_many_rows_may_not_err_together() -> None:

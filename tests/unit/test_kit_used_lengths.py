@@ -1,4 +1,4 @@
-"""The kit accepts rounding with used lengths, and no row more or less, or elsewhere."""
+"""With used lengths, the kit accepts rounding and rejects wrong lengths and positions."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _of(dtype: str, **changes: Any) -> tuple[Case, dict[str, np.ndarray]]:
 
 
 def _results(case: Case, x: dict[str, np.ndarray], **wrong: Any) -> dict[str, np.ndarray]:
-    """In wide precision, rounded once."""
+    """Results computed in wide precision and rounded once."""
     options = {**case.options, **operands(case, **x), "dtype": np.longdouble, **wrong}
     x = without(case, x) if not wrong else x
     out, lse = reference.attention(x["q"], x["k"], x["v"], **options)
@@ -79,16 +79,16 @@ def test_a_row_more_or_less_fails(dtype: str, form: dict[str, Any], name: str) -
 @_of_dtypes
 @pytest.mark.parametrize("form", _FORMS[:3], ids=str)
 def test_another_place_of_query_0_fails(dtype: str, form: dict[str, Any]) -> None:
-    """The position for the arrays' lengths, for the first key, and one key off."""
+    """Query 0 is placed by the arrays' lengths, at the first key, or one key off."""
     case, x = _of(dtype, **form)
-    for q_offset in (30, 0, 64):  # the entries' own are 30, 63 and -37
+    for q_offset in (30, 0, 64):  # the entries' own offsets are 30, 63 and -37
         wrong = _results(case, x, q_offset=q_offset)
         assert _failed(case, wrong, x) >= {"out", "lse", "dq", "dk", "dv"}
 
 
 @_of_dtypes
 def test_a_row_that_does_not_count_has_no_sink(dtype: str) -> None:
-    """One that sees no key has."""
+    """A row that counts but sees no key has its sink as lse."""
     case, x = _of(dtype, sinks="yes")
     got = _results(case, x)
     queries = ~case.queries_count()
@@ -143,7 +143,7 @@ def test_poison_is_where_nothing_counts(layout: str) -> None:
 
 
 class _Wrong:
-    """A backend that takes the place of query 0 from the arrays' lengths."""
+    """A backend that computes the position of query 0 from the lengths of the arrays."""
 
     backend = "numpy"
 
@@ -183,7 +183,7 @@ def test_a_case_with_lengths_is_read_back() -> None:
 
 
 def test_lengths_are_of_every_kind() -> None:
-    """Over many entries: none, all, beyond either end, and in between."""
+    """Lengths of many entries are negative, 0, the whole array, more than that, and in between."""
     case = Case(200, 1, 1, 90, 120, used="qk", seed=0)
     for name, rows in (("seqused_q", 90), ("seqused_kv", 120)):
         found = tensor(case, name)

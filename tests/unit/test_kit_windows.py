@@ -47,7 +47,7 @@ WANTED = {
 
 @pytest.fixture(scope="module")
 def drawn() -> list[Case]:
-    """Four hundred cases of four runs: one run may leave out a whole value of a choice."""
+    """The cases of four runs: a single run may miss a value of a choice."""
     found: list[Case] = []
 
     def collect(case: Case) -> None:
@@ -69,7 +69,7 @@ def test_the_repro_line_parses_back(drawn: list[Case]) -> None:
 
 
 def test_a_window_is_what_it_says(drawn: list[Case]) -> None:
-    """Key by key; the ranges are those of the whole matrix."""
+    """A pair is visible if its key is in the window; ``visible`` counts the keys of each row."""
     for case in drawn[::8]:
         left, right = case.sides
         sees = case.sees()

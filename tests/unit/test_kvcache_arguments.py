@@ -24,7 +24,7 @@ from .cache_case import (
     wrong,
 )
 
-#: Arguments of attention alone.
+#: Each row has a call, the change that makes it wrong, the error, and the message's beginning.
 _ATTENDING: list[Row] = [
     (PLAIN, setting(q=None), T, "q: got builtins.NoneType"),
     (PLAIN, setting(v=None), V, "v: got None beside k"),

@@ -1,4 +1,4 @@
-"""The parameters of a launch: they follow the addresses, and the same ones are not made again."""
+"""The parameters of launches: they follow the addresses, and equal ones are made only once."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ __all__ = ["fake_device"]
 
 
 class FakeEncoder:
-    """A map of an address is that address in every word."""
+    """Writes the address into every word of a map."""
 
     def write(self, address: int, to: Any) -> None:
         to[:] = address
 
 
-#: A word of the template, two maps, a tensor, the counter, two parts of the workspace.
+#: Words: one of the template, two maps, and addresses of a tensor, the counter and two buffers.
 _LENGTH = 1 + 2 * WORDS + 4
 
 
@@ -54,7 +54,7 @@ def test_parameters_follow_every_address() -> None:
     kernel = _kernel()
     every = list(product((16, 48), (32, 64), (80, 96), (1 << 20, 1 << 21), (7, 8)))
     made = [kernel.parameters({"q": q, "k": k, "out": o}, w, c) for q, k, o, w, c in every]
-    for addresses, parameters in zip(every, made, strict=True):  # none has changed another
+    for addresses, parameters in zip(every, made, strict=True):  # they stay as made
         assert _read(parameters) == _expected(*addresses)
 
 
@@ -111,7 +111,10 @@ def test_another_workspace_or_counter_has_others(fake_device: FakeDevice, monkey
 def test_a_launch_brings_the_factor_of_the_logits(
     fake_device: FakeDevice, dtype: str, scale: float
 ) -> None:
-    """The scale, of 16-bit storage in log2 units, as the nearest normal number of float32."""
+    """The factor is the scale, rounded to a normal float32 number.
+
+    For 16-bit storage it is in log2 units.
+    """
     options: dict[str, Any] = {"dtype": dtype, "scale": scale, "algorithm": "fa2"}
     plan = cuflash.prepare(SHAPE, SHAPE, SHAPE, **options)._launcher
     plan.run(_addresses(plan), ADDRESS, 0)
@@ -124,7 +127,7 @@ def test_a_launch_brings_the_factor_of_the_logits(
 
 
 def test_axes_of_one_element_have_no_stride(fake_device: FakeDevice) -> None:
-    """So that rows which are not there lie where the one does."""
+    """With a stride of 0, any row, even one that does not exist, is at the only row's address."""
     alone = (2, 1, 4, 64)
     options: dict[str, Any] = {"dtype": "float16", "algorithm": "fa2"}
     plan = cuflash.prepare(SHAPE, alone, alone, **options)._launcher

@@ -1,4 +1,4 @@
-"""What the quick set, a default run and CI have of the tests."""
+"""Which tests the quick set, a default run and CI have."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_the_quick_set_names_nothing_twice() -> None:
 
 
 def test_the_quick_set_runs_both_passes_of_every_algorithm_on_the_emulator() -> None:
-    """Of a row, that test runs both passes."""
+    """``test_against_float64`` runs both passes of each row."""
     rows = {f"{_KERNELS}[{row.name}]": row.algorithm for row in ROWS}
     assert {rows[name] for name in _NAMED if name.startswith(_KERNELS)} == set(ALGORITHMS)
 
@@ -49,7 +49,7 @@ def test_the_quick_set_runs_both_algorithms_of_the_numpy_backend(operation: str)
 
 
 class _Item:
-    """What is asked of a test."""
+    """A test as ``is_long`` sees it: its name and its markers."""
 
     def __init__(self, nodeid: str, *markers: str) -> None:
         self.nodeid, self.markers = nodeid, markers
@@ -62,7 +62,7 @@ class _Item:
     ("test", "markers", "long"),
     [
         ("tests/unit/test_house.py::test_files_are_short", (), False),
-        ("tests/unit/test_house.py::test_files_are_short", ("long",), False),  # it is quick
+        ("tests/unit/test_house.py::test_files_are_short", ("long",), False),  # in the quick set
         ("tests/unit/test_merging.py::test_any", (), False),
         ("tests/unit/test_merging.py::test_any", ("long",), True),
         ("tests/unit/test_merging.py::test_any[a]", ("in_turns",), True),
@@ -93,7 +93,7 @@ def test_every_kind_of_long_file_is_there(root: Path) -> None:
 
 
 def test_ci_runs_the_long_tests_too(root: Path) -> None:
-    """With README's command; the quick set is where contributors look for it."""
+    """CI runs README's command with all tests. README and CONTRIBUTING name the quick set."""
     script = _text(root, ".ci/run")
     assert "tests=$(readme_command 'pytest')" in script
     assert """ -c "$tests -m 'long or not long'"\n""" in script

@@ -26,7 +26,10 @@ _OWN = {"algorithm", "backend"}
 
 @contextlib.contextmanager
 def _divided(parts: int, count: int, together: int | None = None) -> Iterator[None]:
-    """This many parts of the queries, threads, and heads of a step."""
+    """Within the block, plans divide the queries into ``parts`` and use ``count`` threads.
+
+    A step takes ``together`` heads; None: the plan's own number.
+    """
     plan = pipeline._plan
 
     def divided(*given: Any) -> Any:
@@ -84,7 +87,7 @@ def _same(got: tuple[np.ndarray, ...], expected: tuple[np.ndarray, ...]) -> None
 @settings(max_examples=200)
 @given(problem=_problems(), data=st.data())
 def test_both_passes_against_the_formula(problem: Any, data: Any) -> None:
-    """Any shape, strides, lengths, bounds of the keys and other features."""
+    """The calls have any shape, strides, lengths, bounds of the keys and other features."""
     call, own = problem
     divided = data.draw(st.sampled_from([None, (1, 1, 1), (3, 2, None), (2, 3, 2), (9, 1, 3)]))
     with _divided(*divided) if divided else contextlib.nullcontext():
@@ -138,7 +141,7 @@ def _inputs(sizes: tuple[int, ...], seed: int) -> dict[str, np.ndarray]:
 def test_both_passes_against_whole_matrices(
     sizes: tuple[int, ...], group: int, bounds: str, sunk: bool, data: Any
 ) -> None:
-    """Alone, and beside each thing that hides keys; written without the library."""
+    """The mask is alone or with bounds that hide keys; the expected results are plain NumPy."""
     batch, heads_kv, rows, keys = sizes
     heads = heads_kv * group
     x = _inputs((batch, heads, heads_kv, rows, keys), data.draw(st.integers(0, 99)))
@@ -165,7 +168,7 @@ def test_both_passes_against_whole_matrices(
 @settings(max_examples=60)
 @given(problem=_problems())
 def test_it_hides_what_minus_infinity_does(problem: Any) -> None:
-    """Added to a bias, or in place of one."""
+    """A mask equals minus infinity in a bias: added to the call's bias, or to a bias of zeros."""
     call, own = problem
     hidden = np.where(call.inputs["mask"], 0.0, -np.inf)
     others = {name: array for name, array in call.inputs.items() if name != "mask"}
@@ -173,7 +176,7 @@ def test_it_hides_what_minus_infinity_does(problem: Any) -> None:
     got = dict(zip(("out", "lse", *call.wrt), _results(call, own), strict=True))
     as_bias = GivenCall({**others, "bias": bias}, call.keywords)
     expected = dict(zip(("out", "lse", *as_bias.wrt), _results(as_bias, own), strict=True))
-    for name in got.keys() - {"bias"}:  # whose shapes differ
+    for name in got.keys() - {"bias"}:  # the two biases may differ in shape
         np.testing.assert_allclose(got[name], expected[name], rtol=1e-10, atol=1e-11)
 
 
@@ -218,7 +221,7 @@ def test_a_mask_of_true_hides_nothing_and_one_of_false_everything(problem: Any) 
 @settings(max_examples=60)
 @given(problem=_problems(), byte=st.sampled_from([2, 3, 128, 255]))
 def test_every_byte_but_zero_is_true(problem: Any, byte: int) -> None:
-    """A view of bytes may hold any values; long rows go through vector instructions."""
+    """A boolean view of bytes may hold any values. Vector instructions read long rows."""
     call, own = problem
     seen = call.inputs["mask"]
     odd = np.asarray(seen.astype(np.uint8) * np.uint8(byte)).view(bool)
@@ -239,7 +242,7 @@ def test_every_byte_of_long_rows_is_true_or_false() -> None:
 @settings(max_examples=60)
 @given(problem=_problems())
 def test_strides_change_no_bit(problem: Any) -> None:
-    """Axes in any order, backwards, with gaps, or at a stride of 0; the array is not written."""
+    """The mask's axes may be in any order, backwards, with gaps or of stride 0; it is only read."""
     call, own = problem
     seen = call.inputs["mask"]
     plain = np.array(seen, order="C")
@@ -281,7 +284,7 @@ def test_halves_and_singles_are_hidden_as_doubles_are(call: GivenCall) -> None:
 @settings(max_examples=60)
 @given(data=st.data())
 def test_neighbouring_entries_share_one_of_the_mask(data: Any) -> None:
-    """JAX needs it for axes of vmap: entry e reads ``e // n`` modulo the number of entries."""
+    """JAX needs this for vmap: entry e reads entry ``e // n`` modulo the mask's entries."""
     shared, own, repeats = (data.draw(st.integers(1, 3)) for _ in range(3))
     batch, rows, keys = shared * own * repeats, data.draw(st.integers(0, 7)), 5
     x = _inputs((batch, 2, 1, rows, keys), 6)

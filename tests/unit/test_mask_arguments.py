@@ -20,7 +20,7 @@ from .told_calls import no_kernel
 from .wrt_case import DTYPES, GivenCall, calls, masks, pair_sizes
 
 _VALUE, _TYPE = cuflash.ArgumentValueError, cuflash.ArgumentTypeError
-#: (batch, heads_q, seqlen_q, seqlen_kv) of the call below, whose kv heads are two.
+#: (batch, heads_q, seqlen_q, seqlen_kv) of the call below, which has two kv heads.
 _SIZES = (2, 4, 5, 7)
 _Q, _KV = (2, 5, 4, 8), (2, 7, 2, 8)
 
@@ -32,7 +32,7 @@ def _call(dtype: Any = np.float32, **more: Any) -> dict[str, Any]:
 
 
 def _refused(given_: dict[str, Any], error: Any, match: str) -> Any:
-    """The error of either pass and of the vjp; nothing is computed before it."""
+    """The error that both passes and the vjp raise before anything is computed."""
     q, ran = given_["q"], []
     statistics = np.float64 if q.dtype == np.float64 else np.float32
     lse = np.zeros((q.shape[0], q.shape[2], q.shape[1]), statistics)
@@ -70,7 +70,7 @@ def test_what_is_no_array_is_no_mask(mask: Any) -> None:
 
 
 def test_a_masked_array_is_no_mask() -> None:
-    """It would be two masks, one of which does nothing."""
+    """A masked array has a mask of its own, which would do nothing."""
     mask = np.ma.masked_array(np.ones((5, 7), bool), np.ones((5, 7), bool))
     _refused(_call(mask=mask), _TYPE, "^mask: got")
 
@@ -84,7 +84,7 @@ def test_no_other_array_is_boolean(name: str) -> None:
         cuflash.attention(**call)
 
 
-#: Sizes with one error: kv heads, lengths of the other, too many axes, none at all.
+#: Shapes with an error: kv heads, exchanged lengths, too many axes, or an axis of size 0.
 _WRONG = [(2, 2, 5, 7), (2, 1, 1), (4, 7, 5), (5,), (6,), (1, 1, 5, 6), (3, 1, 1, 1), (0,)]
 _WRONG += [(1, 2, 4, 5, 7), (1, 1, 1, 1, 1), (2, 4, 5), (2, 7), (2, 5, 7), (4, 2, 5, 7)]
 
@@ -160,7 +160,7 @@ def test_a_result_has_memory_that_the_mask_does_not_use() -> None:
 
 
 def test_a_mask_may_share_the_memory_of_other_inputs_and_its_own() -> None:
-    """It is only read."""
+    """The mask is only read."""
     call = _call()
     call["v"] = np.random.default_rng(0).standard_normal(call["v"].shape, np.float32)
     shared = call["q"].view(np.uint8).ravel()[:35].view(bool).reshape(5, 7)
@@ -172,7 +172,7 @@ def test_a_mask_may_share_the_memory_of_other_inputs_and_its_own() -> None:
 
 @pytest.mark.parametrize("on_device", ["mask", "q"])
 def test_arrays_of_two_kinds_of_memory_are_refused(on_device: str) -> None:
-    """A mask lies where q, k and v do; also on the same one of several devices."""
+    """A mask must be in the same kind of memory as q, k and v, and on the same device."""
     call = {**_call(np.float16), "mask": np.ones((5, 7), bool)}
     del call["backend"]
     with host_cupy(make=no_kernel) as host:

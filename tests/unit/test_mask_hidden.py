@@ -34,7 +34,7 @@ def _inputs(rows: int, keys: int, batch: int = 1) -> dict[str, np.ndarray]:
 def test_a_row_that_is_hidden_from_all_keys_sees_none(
     algorithm: Any, sunk: bool, more: Any
 ) -> None:
-    """It adds nothing to any gradient, and its own is 0; one key keeps a row alive."""
+    """Such a row adds nothing to any gradient, and its own dq is 0. A row with one key is live."""
     x = _inputs(6, 7)
     mask = np.ones((6, 7), bool)
     mask[[1, 4]] = False
@@ -42,7 +42,7 @@ def test_a_row_that_is_hidden_from_all_keys_sees_none(
     logits = np.array([0.5, -1.0])
     options = {"mask": mask, "algorithm": algorithm, "blocks": (2, 3), **more}
     options |= {"sinks": logits} if sunk else {}
-    if not sunk:  # then what such a row holds is nothing to anybody
+    if not sunk:  # without a sink, the row's contents reach no result
         x["q"][:, [1, 4]], x["dout"][:, [1, 4]] = np.nan, np.inf
     got = _passes(x, **options)
     assert (got["out"][:, [1, 4]] == 0).all()
@@ -57,7 +57,7 @@ def test_a_row_that_is_hidden_from_all_keys_sees_none(
 
 @_of_algorithms
 def test_rows_that_a_mask_and_a_window_hide_together_see_no_key(algorithm: Any) -> None:
-    """Neither hides them alone."""
+    """The mask alone and the window alone leave every row a key."""
     x = _inputs(12, 12)
     mask = np.ones((12, 12), bool)
     mask[5, 3:7] = False
@@ -73,7 +73,7 @@ def test_rows_that_a_mask_and_a_window_hide_together_see_no_key(algorithm: Any) 
 @_of_algorithms
 @pytest.mark.parametrize("head_alone", [False, True])
 def test_a_head_or_an_entry_that_is_hidden_whole(algorithm: Any, head_alone: bool) -> None:
-    """Others are as they are without it, to the bit."""
+    """The other heads and entries have the same bits as if nothing were hidden."""
     x = _inputs(9, 8, batch=2)
     mask = np.ones((2, 2, 1, 1), bool)
     hidden: Any = (1, 1) if head_alone else 1
@@ -93,7 +93,7 @@ def test_a_head_or_an_entry_that_is_hidden_whole(algorithm: Any, head_alone: boo
 @pytest.mark.parametrize("blocks", [None, (4, 4)])
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_padding_of_keys_that_is_not_finite(algorithm: Any, blocks: Any, value: float) -> None:
-    """It reaches no output, and no gradient except dq, for which dS is multiplied with it."""
+    """Such keys reach no result except dq, for which dS is multiplied by them."""
     x = _inputs(12, 12)
     mask = np.arange(12) < 8
     options = {"mask": mask, "algorithm": algorithm, "blocks": blocks}
@@ -112,7 +112,7 @@ def test_padding_of_keys_that_is_not_finite(algorithm: Any, blocks: Any, value: 
 @_of_algorithms
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_padding_of_values_that_is_not_finite(algorithm: Any, value: float) -> None:
-    """It makes rows NaN: a weight of 0 is multiplied with it. ``lse`` is of keys alone."""
+    """Rows become NaN: a weight of 0 is multiplied by such values. ``lse`` depends on no value."""
     x = _inputs(12, 12)
     mask = np.arange(12) < 8
     expected = _passes(x, mask=mask, algorithm=algorithm, blocks=(4, 4))

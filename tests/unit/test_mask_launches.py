@@ -1,4 +1,4 @@
-"""A boolean mask in the parameters of launches: addresses, strides and bits, of any array."""
+"""A boolean mask in the parameters of launches: its address, its strides and its packed bits."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _launched(
 
 
 def _full(strides: tuple[int, ...], shape: tuple[int, ...]) -> dict[str, int]:
-    """Strides of all four axes by their names; 0 along axes of one element and left out."""
+    """Strides of all four axes by name; 0 for an axis of one element and for one left out."""
     own = [0 if size == 1 else stride for size, stride in zip(shape, strides, strict=True)]
     return dict(zip(_AXES, (*(0,) * (4 - len(own)), *own), strict=True))
 
@@ -77,7 +77,7 @@ def test_the_strides_of_any_array(
 
 
 def test_each_of_two_arrays_has_its_own_strides_and_address(fake_device: FakeDevice) -> None:
-    """Also in the kernel of the gradient of the bias, which reads both."""
+    """This also holds in the kernel of the bias' gradient, which reads both."""
     bias, wrt = ((4, 24, 1), "float32"), ("q", "k", "v", "bias")
     mask = _mask((2, 1, 24, 32), (800, 0, 33, 1))
     more = {"bias": bias, "wrt": wrt, "algorithm": "fa2"}
@@ -96,7 +96,7 @@ def test_each_of_two_arrays_has_its_own_strides_and_address(fake_device: FakeDev
 def test_fa3_packs_any_array_and_reads_the_bits(
     fake_device: FakeDevice, operation: Any, shape: Any, strides: Any
 ) -> None:
-    """A mask that is the same for all keys has no bits: it is read in place."""
+    """A mask that is the same for all keys is not packed: it is read in place."""
     ready, launched, places = _launched(
         fake_device, operation, _mask(shape, strides), algorithm="fa3"
     )

@@ -1,4 +1,4 @@
-"""Merged parts of attention: counted parts, results, refusals and gradients."""
+"""Merging of parts of attention: which parts count, results, refusals and gradients."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_row_that_saw_nothing_anywhere(library: str) -> None:
 @_LIBRARIES
 @pytest.mark.parametrize("at", [0, 1, 2])
 def test_a_part_that_saw_nothing_does_not_count(library: str, at: int) -> None:
-    """Its contents and its position do not matter: the bits are those without it."""
+    """Its contents and position do not matter: the result has the same bits as without it."""
     outs, lses = [(0.1, -7.3), (2.4, 9.1)], [0.3, -0.7]
     expected = _merge(library, outs, lses)
     outs.insert(at, (_NAN, _INF))
@@ -67,14 +67,14 @@ def test_what_is_not_finite_of_a_part_that_counts_is_passed_on(library: str) -> 
 @_LIBRARIES
 @pytest.mark.parametrize("lse", [3000.0, -3000.0, 0.0])
 def test_weights_have_the_sum_1_however_large_lse_is(library: str, lse: float) -> None:
-    """``exp(lse_i - lse)`` with a rounded ``lse`` would be off by half an ulp of that."""
+    """``exp(lse_i - lse)`` with a rounded ``lse`` would be off by half an ulp of ``lse``."""
     out, _ = _merge(library, [(1, 1), (1, 3)], [lse, lse])
     assert out == [1, 2]
 
 
 @_LIBRARIES
 def test_a_sum_is_rounded_once(library: str) -> None:
-    """Terms that float16 would lose one by one, and not together."""
+    """The small terms are lost if float16 adds them one by one, but not if it adds their sum."""
     small = np.float16(3.4e-4)
     outs = [(1, 1), (small, 1), (small, 1)]
     out, _ = _merge(library, outs, [0.0] * 3, np.float16)
@@ -124,7 +124,7 @@ def test_jax_compiles_it_and_has_the_results_of_numpy() -> None:
 
 
 def test_jax_differentiates_both_results_by_both_arguments() -> None:
-    """Against the derivative by hand: nothing of a dead part, and no NaN that it holds."""
+    """Gradients equal those derived by hand: a dead part adds nothing, not even its NaN."""
     jnp, outs, lses = _jax_case()
     import jax
 

@@ -1,4 +1,4 @@
-"""The planted bugs are where they say, and every one of them is killed."""
+"""The code that each planted bug changes exists, and every bug is killed."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_there_are_enough_of_each_kind() -> None:
 
 
 def _check_code(record: Mapping[str, Any], key: str, now: str) -> None:
-    """A record is of this code, or says what has changed since and which bugs ran again."""
+    """A record was made with this code, or says what has changed since then."""
     since = record.get("since", {"code": record[key], "changed": ""})
     assert since["code"] == now, "the code changed since the record"
     assert record[key] == now or len(since["changed"]) > 20
@@ -73,10 +73,10 @@ def test_every_bug_of_the_device_code_was_killed() -> None:
 
 @pytest.mark.parametrize("name", HOPPER_RECORDS)
 def test_every_bug_of_the_hopper_kernels_was_killed(name: str) -> None:
-    """On a GPU: ``python -m tests.mutants --only fa3`` on a Hopper device.
+    """``python -m tests.mutants --only fa3`` on a Hopper GPU brings the record up to date.
 
-    Of this very code; or of earlier one, where the record says what has changed since and the
-    emulator has killed its part of them with this.
+    The record was made with this code, or with earlier code. In that case it says what has changed
+    since, and the emulator has killed the bugs that it can show in this code.
     """
     path = HOPPER_RECORDS[name]
     if not path.exists():
@@ -91,7 +91,7 @@ def test_every_bug_of_the_hopper_kernels_was_killed(name: str) -> None:
 
 
 def test_every_bug_of_the_hopper_kernels_that_the_emulator_shows_was_killed() -> None:
-    """``python -m tests.mutants --only fa3`` without a GPU."""
+    """``python -m tests.mutants --only fa3`` without a GPU brings the record up to date."""
     record, names = read(EMULATED_RECORD), {bug.name for bug in (*HOPPER_BUGS, *EMULATED_BUGS)}
     assert set(hopper_emulated.UNSEEN) <= names
     assert set(record["killed"]) == names - set(hopper_emulated.UNSEEN)
@@ -100,7 +100,7 @@ def test_every_bug_of_the_hopper_kernels_that_the_emulator_shows_was_killed() ->
 
 @pytest.mark.parametrize("name", [CAUSAL, NARROW])
 def test_the_problems_of_the_hopper_kernels_are_what_their_bugs_need(name: str) -> None:
-    """One kernel; several kv tiles; blocks that draw; turns in one list and none in the other."""
+    """Both cases have one kernel and several kv tiles. Blocks compute several tiles each."""
     listed = LISTS[name]
     few, many = (_plan(listed, case) for case in (listed.few, listed.many))
     assert few.launches[0].config == many.launches[0].config
@@ -111,7 +111,7 @@ def test_the_problems_of_the_hopper_kernels_are_what_their_bugs_need(name: str) 
     assert (tile.takes_turns, tile.warpgroups) == {CAUSAL: (True, 3), NARROW: (False, 4)}[name]
 
 
-#: Sizes of a product: queries, keys, and columns of either.
+#: Queries and keys of a tile, and the columns of K and of V.
 _TILES = {
     GRADIENTS: (64, 128, 128, 128),
     NARROW_GRADIENTS: (128, 128, 64, 64),
@@ -124,14 +124,14 @@ _TILES = {
 
 @pytest.mark.parametrize("name", _TILES)
 def test_the_problems_of_the_hopper_gradients_are_what_their_bugs_need(name: str) -> None:
-    """One kernel; several q tiles; sums that blocks clear; tiles that no query sees."""
+    """Both cases have one kernel, several q tiles, sums that blocks clear, and unseen tiles."""
     listed = LISTS[name]
     few, many = (_plan(listed, case) for case in (listed.few, listed.many))
     assert few.launches[1].config == many.launches[1].config
     tile, case = many.tile, listed.many
     assert _tiles(many) > 2 * LIMITS["90"].num_sms
     _check_clearing(many)
-    assert case.group > listed.parts  # more query heads to clear than one
+    assert case.group > listed.parts  # a block clears more than one query head
     for chosen in (few, many):
         assert dict(chosen.launches[1].arguments).get("parts", 1) == listed.parts
     assert min(listed.few.seqlen_q, case.seqlen_q) > 4 * tile.block_q
@@ -145,7 +145,7 @@ def test_the_problems_of_the_hopper_gradients_are_what_their_bugs_need(name: str
 
 @pytest.mark.parametrize("name", [ORDERED_GRADIENTS, SERIAL_TURNS])
 def test_the_problems_of_ordered_gradients_are_what_their_bugs_need(name: str) -> None:
-    """One kernel; sums that blocks clear, and that several tiles add to; several head groups."""
+    """Both cases have one kernel and head groups; blocks clear sums, which several tiles add to."""
     listed = LISTS[name]
     few, many = (_plan(listed, case) for case in (listed.few, listed.many))
     assert few.launches[1].config == many.launches[1].config
@@ -158,7 +158,7 @@ def test_the_problems_of_ordered_gradients_are_what_their_bugs_need(name: str) -
 
 
 def test_the_problems_of_many_heads_are_what_their_bugs_need() -> None:
-    """One kernel; sums that blocks clear, which the tiles of a head share unevenly, or late."""
+    """Both cases have one kernel. Rows to clear do not divide evenly, or are cleared late."""
     listed = LISTS[MANY_HEADS]
     few, full, many = (
         _plan(listed, case) for case in (listed.few, replace(listed.few, causal=False), listed.many)
@@ -170,12 +170,12 @@ def test_the_problems_of_many_heads_are_what_their_bugs_need() -> None:
         of_round = chosen.tile.kv_tiles_per_convert_block
         assert lag < -(-_tiles(chosen) // of_round) * of_round, "a block rounds beside tiles"
     units = -(-listed.few.seqlen_q // few.tile.block_q) * few.tile.block_q // 16
-    kept = units // _kv_tiles(few) * _kv_tiles(few)  # where the rest is nobody's
+    kept = units // _kv_tiles(few) * _kv_tiles(few)  # without the remainder
     assert listed.few.seqlen_q > 16 * kept
     unseen = replace(listed.few, q_offset=-40).visible().max()
     assert unseen + few.tile.block_kv < listed.few.seqlen_kv
-    # A block clears twenty times what a tile reads, which has one step. Only the last rows are
-    # added to, those that are cleared last.
+    # A block clears twenty times the bytes that a tile reads, and a tile has one step. Tiles add
+    # only to the last rows, which are cleared last.
     case, tile = listed.many, many.tile
     assert (_kv_tiles(many), case.group, _seen_tiles(case, tile.block_q)) == (1, 1, 1)
     assert case.visible()[-1] > 0
@@ -184,7 +184,7 @@ def test_the_problems_of_many_heads_are_what_their_bugs_need() -> None:
 
 
 def test_few_tiles_are_all_on_the_device_at_once_with_what_finishes_their_rows() -> None:
-    """A block that does not wait then runs before the tiles have ended."""
+    """A block that finishes rows without waiting for their tiles then runs before they end."""
     chosen = _plan(LISTS[GRADIENTS], LISTS[GRADIENTS].few)
     assert chosen.tile.kv_tiles_per_convert_block
     assert chosen.launches[1].grid < LIMITS["90"].num_sms
@@ -195,23 +195,23 @@ def test_few_tiles_are_all_on_the_device_at_once_with_what_finishes_their_rows()
 
 
 def _check_clearing(chosen: Any) -> None:
-    """Blocks of tiles clear sums, also those of the last head, which is compared with the truth."""
+    """Blocks clear sums of later tiles, also of the last head, which is compared with the truth."""
     assert dict(chosen.launches[1].arguments)["ahead"] < _tiles(chosen)
 
 
 def _tiles(chosen: Any) -> int:
-    """Tiles of all heads."""
+    """The number of kv tiles of all heads."""
     heads_kv = dict(chosen.launches[1].arguments).get("heads_kv", chosen.problem.heads_kv)
     return chosen.problem.batch * heads_kv * _kv_tiles(chosen)
 
 
 def _kv_tiles(chosen: Any) -> int:
-    """Tiles of a head."""
+    """The number of kv tiles of a head."""
     return -(-chosen.problem.seqlen_kv // chosen.tile.block_kv)
 
 
 def _seen_tiles(case: Case, block_q: int) -> int:
-    """Q tiles with a query that is not dead."""
+    """The number of q tiles with a query that is not dead."""
     alive = case.visible() > 0
     return sum(bool(alive[i : i + block_q].any()) for i in range(0, case.seqlen_q, block_q))
 
@@ -249,7 +249,7 @@ def test_bugs_of_the_hopper_kernels_are_left_out_elsewhere(
     assert not list(tmp_path.iterdir())
 
 
-#: Days between two runs of each bug of the host code, which takes seconds.
+#: Days between two runs of each bug of the host code: a run takes seconds.
 _DAYS = 8
 _TODAY = [bug for bug in BUGS if not bug.needs_gpu and has_turn(bug.name, _DAYS)]
 

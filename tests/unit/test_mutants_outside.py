@@ -1,4 +1,4 @@
-"""Bugs chosen from outside: each can still be planted, and a record says what notices it."""
+"""Bugs chosen without knowing the tests: each can be planted, and a record names its test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What running some of the planted bugs makes of the stored account of all."""
+"""How a stored record of all planted bugs changes when some of them run."""
 
 from __future__ import annotations
 

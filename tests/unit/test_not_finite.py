@@ -1,4 +1,4 @@
-"""NaN and infinity come out of results that see them, and of no others, in gradients too."""
+"""NaN and infinity reach exactly the outputs and gradients that see them."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def test_values_are_escaped() -> None:
 
 
 def test_a_prepared_call_shows_its_plan_and_its_arrays() -> None:
-    """The plan here replaces one of a device."""
+    """A text replaces the plan, which would need a device."""
     prepared = cuflash.Prepared.__new__(cuflash.Prepared)
     spec = TensorSpec(SHAPE, "float16", (1,) * 4, 2, 0)
     planned = SimpleNamespace(

@@ -89,7 +89,7 @@ def test_the_version_is_one(root: Path) -> None:
 
 
 def _shipped(wheel: Path, name: str) -> str:
-    """A file of the wheel's own description."""
+    """A file of the wheel's metadata."""
     with zipfile.ZipFile(wheel) as archive:
         (path,) = (path for path in archive.namelist() if path.endswith(f".dist-info/{name}"))
         return archive.read(path).decode()
@@ -115,7 +115,7 @@ def test_the_wheel_says_what_it_is(wheel: Path) -> None:
 
 
 def test_the_public_names_are_what_is_listed(root: Path) -> None:
-    """No names of internal modules; ``jax`` only after its first use."""
+    """``dir`` has no names of internal modules, and ``jax`` only after its first use."""
     program = "import cuflash; print([name for name in dir(cuflash) if name[0] != '_'])"
     listed = _printed(root, program)
     assert listed == str(sorted(cuflash.__all__))

@@ -26,7 +26,7 @@ _of_names = pytest.mark.parametrize("name", _NAMES)
 
 
 def _refused(change: dict[str, Any], error: Any, match: str) -> None:
-    """Refused by either pass, by the vjp and by the plan; nothing is computed before."""
+    """Both passes, the vjp and the plan refuse the change before anything is computed."""
     ran: list[Any] = []
     given = {name: value for name, value in (arrays() | change).items() if value is not None}
     q, v = given["q"], given["v"]
@@ -116,7 +116,7 @@ def test_what_has_pairs_or_lengths_is_refused_beside_them(argument: str) -> None
 
 @pytest.mark.parametrize("sequences", [1, 7])
 def test_slopes_of_every_sequence_are_refused(sequences: int) -> None:
-    """Slopes of one entry too: sequences have no position in them."""
+    """Slopes with a batch axis of one entry are refused too: slopes have no axis for sequences."""
     _refused({"alibi_slopes": np.zeros((sequences, 4))}, _VALUE, "^alibi_slopes: got shape")
 
 
@@ -147,7 +147,7 @@ def test_a_dtype_alone_does_not_say_how_many_there_are(
 
 
 def test_sequences_that_no_workspace_could_number_are_refused() -> None:
-    """Their rows in whole tiles would go beyond what 32 bits count."""
+    """In whole tiles, their rows would be more than 32 bits can count."""
     shapes: dict[str, Any] = {"q": (9, 4, 64), "k": (9, 4, 64), "v": (9, 4, 64)}
     shapes |= {"layout": "shd", "dtype": "float16", "backend": "numpy"}
     for count, fits in ((MAX_SEQLEN // 127 - 2, True), (MAX_SEQLEN // 127 + 2, False)):

@@ -55,7 +55,7 @@ def test_the_rows_of_the_kit(row: Row) -> None:
 def test_against_the_reference(
     algorithm: str, blocks: tuple[int, int] | None, options: dict[str, Any]
 ) -> None:
-    """Without features, and with features that depend on positions."""
+    """The call has no features, or slopes and sinks."""
     call = {**arrays(), "algorithm": algorithm, "blocks": blocks, **options}
     compare(both(call), looped(call))
     compare(both(call | _features()), looped(call | _features()))
@@ -73,7 +73,7 @@ def test_any_number_of_sequences(algorithm: str, lengths: Any) -> None:
 
 
 def test_arrays_without_rows() -> None:
-    """No queries, no keys or neither: the other results are written."""
+    """There are no queries, no keys or neither; results that have elements are written."""
     for rows, keys in ((0, 6), (6, 0), (0, 0)):
         call = arrays() | {"sinks": np.ones(4)}
         call |= {"q": np.ones((rows, 4, 8)), "k": np.ones((keys, 2, 8)), "v": np.ones((keys, 2, 6))}
@@ -96,7 +96,7 @@ def test_arrays_without_rows() -> None:
 )
 @_of_algorithms
 def test_offsets_are_clamped(algorithm: str, queries: Any, keys: Any) -> None:
-    """The first sequence begins at row 0, beyond the arrays is nothing, no sequences share rows."""
+    """The first sequence begins at row 0, none leaves the arrays, and no two share rows."""
     call = arrays() | _features() | {"algorithm": algorithm, "causal": True}
     for name in ("q", "k", "v"):
         call[name] = np.nan_to_num(call[name], nan=0.5)
@@ -105,7 +105,7 @@ def test_offsets_are_clamped(algorithm: str, queries: Any, keys: Any) -> None:
 
 
 def _guarded(call: dict[str, Any], poison: str) -> None:
-    """Both passes in guarded memory: no byte beside results is written, and every one of them."""
+    """Run both passes in guarded memory: every element of results is written, and nothing else."""
     made = dict(call)
     for operation in ("forward", "backward"):
         arena = Arena(np, poison)
@@ -132,7 +132,7 @@ def _guarded(call: dict[str, Any], poison: str) -> None:
 def test_no_offset_leads_out_of_an_array(
     algorithm: str, poison: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Negative, falling and far ones too; every row of the results is written."""
+    """Offsets may be negative, falling or far away; every row of the results is written."""
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     random = np.random.default_rng(6)
     wild = [-(2**31), -40, -1, 0, 1, 5, 30, 45, 46, 66, 67, 68, 100, 2**31 - 1]
@@ -147,7 +147,7 @@ def test_no_offset_leads_out_of_an_array(
 
 
 def _of_sequence(found: dict[str, Any], number: int) -> dict[str, Any]:
-    """The part of results for a sequence."""
+    """The results' rows of one sequence."""
     rows, keys = (
         rows_of(at, found[name].shape[0])[number]
         for at, name in zip(offsets().values(), ("dq", "dk"), strict=True)
@@ -160,7 +160,7 @@ def _of_sequence(found: dict[str, Any], number: int) -> dict[str, Any]:
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 @_of_algorithms
 def test_nothing_of_a_sequence_reaches_another(algorithm: str, value: float, number: int) -> None:
-    """Nor do rows after the last one, which add nothing to sums over all rows either."""
+    """Rows after the last sequence reach no sequence either, and add nothing to any sum."""
     call = arrays() | _features() | {"algorithm": algorithm, "window_size": (20, 20)}
     call |= {name: np.nan_to_num(call[name], nan=0.5) for name in ("q", "k", "v")}
     expected = both(call)
@@ -196,7 +196,7 @@ _DROPOUT = {"dropout_p": 0.4, "dropout_seed": np.array([1, 2, 3, 4], np.uint32)}
 
 
 def _padded(call: dict[str, Any]) -> dict[str, Any]:
-    """The same as a batch, with a mask for padding: no code of lengths runs."""
+    """The call as a padded batch with a mask for the padding, so that no code for lengths runs."""
     queries, keys = call["cu_seqlens_q"], call["cu_seqlens_kv"]
     left_out = {"layout", "cu_seqlens_q", "cu_seqlens_kv"}
     padded = {name: value for name, value in call.items() if name not in left_out}
@@ -209,7 +209,7 @@ def _padded(call: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("more", [_DROPOUT, {"score_mod": _SCORES}], ids=["dropout", "score_mod"])
 @_of_algorithms
 def test_a_sequence_is_the_entry_of_its_number(algorithm: str, more: dict[str, Any]) -> None:
-    """Draws and functions see it as the entry that it would be in a padded batch."""
+    """Dropout and score functions treat a sequence as the entry of its number in a padded batch."""
     call = arrays() | more | {"algorithm": algorithm, "causal": True, "q_offset": 3}
     found = both(call)
     of, at = pulled(found["out"], found["lse"]), call["cu_seqlens_q"]
@@ -226,7 +226,7 @@ def test_a_sequence_is_the_entry_of_its_number(algorithm: str, more: dict[str, A
 
 @pytest.mark.parametrize("more", [_DROPOUT, {"score_mod": _SCORES}], ids=["dropout", "score_mod"])
 def test_a_sequence_stands_where_the_entry_with_its_lengths_does(more: dict[str, Any]) -> None:
-    """Without an offset of its own, its last query at its last key."""
+    """Without ``q_offset``, the last query of a sequence is at its last key."""
     call = arrays() | more | {"causal": True}
     used = _padded(call)
     del used["mask"]

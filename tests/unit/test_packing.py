@@ -67,7 +67,7 @@ def test_what_has_no_room_is_left_out() -> None:
 def test_rows_outside_of_the_packed_ones_are_zeros(
     offsets: list[int], total: int, seqlen: int
 ) -> None:
-    """An offset that leads out of the rows is taken for the nearest, as ``attention`` takes it."""
+    """An offset outside the rows is clamped to them, as in ``attention``."""
     packed = np.arange(1, total + 1)
     expected = np.zeros((len(offsets) - 1, seqlen), int)
     for b, (begin, end) in enumerate(pairwise(np.clip(offsets, 0, total).tolist())):
@@ -104,7 +104,7 @@ def test_jax_computes_the_same_and_differentiates_it() -> None:
 @pytest.mark.parametrize("kind", ["int8", "uint8", "int16", "uint32", "int32"])
 @pytest.mark.parametrize("name", ["numpy", "jax.numpy"])
 def test_sums_of_narrow_integers_are_not_narrow(name: str, kind: str) -> None:
-    """300 rows of three sequences: int8 cannot hold the begin of the last one."""
+    """The last sequence begins at row 220, a number that int8 cannot hold."""
     xp = pytest.importorskip(name)
     x = xp.arange(3 * 120.0).reshape(3, 120, 1)
     lengths = xp.asarray([100, 120, 7], kind)

@@ -1,4 +1,4 @@
-"""Random bits of dropout: the published generator, and the pair of each bit."""
+"""Random bits of dropout: the published generator, and the bits that each pair gets."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_known_answers(rounds: int, counter: str, key: str, expected: str) -> No
 
 @pytest.mark.parametrize(("rounds", "counter", "key", "expected"), _KNOWN[:3])
 def test_known_answers_of_the_reference(rounds: int, counter: str, key: str, expected: str) -> None:
-    """Which has a generator of its own."""
+    """The reference has its own implementation of the generator."""
     assert rounds == ROUNDS
     arrays = [np.array(word, np.uint64) for word in _words(counter)]
     found = reference_dropout._philox(arrays, *_words(key))
@@ -101,7 +101,7 @@ _lengths = st.integers(0, 40)
     lengths=st.tuples(_lengths, _lengths),
 )
 def test_the_draw_of_every_pair(stream: Any, heads: list[int], firsts: Any, lengths: Any) -> None:
-    """It does not depend on other draws."""
+    """A pair's draw does not depend on which other pairs are drawn."""
     queries, keys = (slice(a, a + n) for a, n in zip(firsts, lengths, strict=True))
     found = draws(stream, np.array(heads), queries, keys)
     assert found.shape == (len(heads), *lengths)
@@ -124,7 +124,7 @@ def test_heads_of_several_axes() -> None:
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.99])
 @pytest.mark.parametrize("seed", [3, 2**63 + 5, [1, 2], [1, 2, 3, 4], [0, 9, 0, 9]])
 def test_the_reference_draws_the_same(p: float, seed: Any) -> None:
-    """Though it shares no code."""
+    """The reference shares no code with ``draws``."""
     words = (seed % 2**32, seed // 2**32) if isinstance(seed, int) else seed
     given_ = seed if isinstance(seed, int) else np.array(seed, np.uint32)
     kept = draws(stream_of(words), np.array(11), slice(0, 75), slice(0, 90)) < limit_of(p)
@@ -134,7 +134,7 @@ def test_the_reference_draws_the_same(p: float, seed: Any) -> None:
 
 
 def test_every_word_of_a_seed_counts() -> None:
-    """Also if the words of a key repeat, as in a key of JAX's "rbg" generator."""
+    """Every word changes the draws, even if words repeat, as in a key of JAX's "rbg" generator."""
     words = np.random.default_rng(0).integers(0, 2**32, 4)
     base = draws(stream_of(words), np.array(0), slice(0, 64), slice(0, 64))
     for number in range(4):
@@ -149,7 +149,7 @@ def test_every_word_of_a_seed_counts() -> None:
 
 
 def test_draws_are_uniform_and_apart() -> None:
-    """Over all pairs of some heads; neighbours in every direction are independent."""
+    """Draws of all pairs of four heads are uniform; neighbours in any direction are independent."""
     found = draws((12, 34, 5), np.arange(4), slice(0, 256), slice(0, 256)).astype(np.float64)
     centred = found / DRAWS - 0.5 + 0.5 / DRAWS
     count = centred.size
@@ -162,7 +162,7 @@ def test_draws_are_uniform_and_apart() -> None:
                 assert abs((centred * other).mean()) < 4 * np.sqrt(1 / 144 / count)
     counts = np.bincount((found // 64).astype(int).ravel(), minlength=256)
     chi = ((counts - count / 256) ** 2 / (count / 256)).sum()
-    assert 160 < chi < 360  # of 255 degrees of freedom
+    assert 160 < chi < 360  # with 255 degrees of freedom
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Plans for a device that is not there: alignment, and messages about the compiler."""
+"""Plans and launches on a fake device: alignment, messages about the compiler, and graphs."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_an_old_compiler_is_warned_of_once(
         UserWarning, match=r"running fa2: fa3 needs NVRTC 12\.9.*pip install"
     ) as told:
         assert _planned(arrays, **options).plan.algorithm == "fa2"
-    assert [one.filename for one in told] == [__file__]  # of the caller of the library
+    assert [one.filename for one in told] == [__file__]  # the file that called the library
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         _planned(arrays, **options)
@@ -220,7 +220,7 @@ def test_limits_say_the_version_of_the_compiler(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(cupy.cuda.nvrtc, "getVersion", fail)
     limits = device._query_device.__wrapped__(0)
-    assert limits.nvrtc == (0, 0)  # and whoever needs it says what is missing
+    assert limits.nvrtc == (0, 0)  # what needs NVRTC reports that it is missing
 
 
 @pytest.mark.parametrize("capturing", [False, True])
@@ -245,7 +245,7 @@ def test_a_graph_keeps_its_workspace(
 def test_a_graph_keeps_what_was_copied_for_it(
     fake_device: FakeDevice, monkeypatch: pytest.MonkeyPatch, capturing: bool
 ) -> None:
-    """A last axis that is not unit is copied, on the way in and out."""
+    """An array whose last stride is not 1 is copied, as an input and as an output."""
     import cupy
 
     kept: list[Any] = []

@@ -1,4 +1,4 @@
-"""Plans with ALiBi: the kernels' numbers, and the algorithms with its gradients."""
+"""Plans with ALiBi: the numbers that kernels get, and the algorithms for its gradients."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_the_numbers_of_the_kernels(
 def test_the_sums_of_the_gradient(
     algorithm: Any, shape: tuple[int, ...], slopes: int, entries: int
 ) -> None:
-    """One sum of each thread for each kv tile of a head; a block adds up those of a slope."""
+    """Each thread has one sum for each kv tile of a head; a block adds up all sums of a slope."""
     chosen = plan(_problem(shape), LIMITS["90"], algorithm=algorithm)
     (main,) = (one for one in chosen.launches if one.config.kernel == "backward")
     last = chosen.launches[-1]
@@ -77,7 +77,7 @@ def test_blocks_stay_only_without_slopes(slopes: tuple[int, ...] | None) -> None
     [((64, 64), True), ((192, 128), True), ((192, 192), False), ((256, 8), False)],
 )
 def test_fa3_leaves_wide_heads_with_a_softcap_to_fa2(dims: tuple[int, int], served: bool) -> None:
-    """P beside P times slopes does not pass between its warpgroups."""
+    """In wide heads, warpgroups of fa3 do not exchange both P and P times the cap's slopes."""
     of = {"head_dim": dims[0], "head_dim_v": dims[1]}
     assert plan(_problem((4,), **of), LIMITS["90"]).algorithm == "fa3"
     capped = _problem((4,), softcap=8.0, **of)

@@ -1,4 +1,4 @@
-"""Plans with a bias: the kernels' numbers, and the kernels with its gradient."""
+"""Plans with a bias: the numbers that kernels get, and the kernels of its gradient."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_a_batch_without_entries_divides_by_one() -> None:
 def test_the_launches_of_the_gradient(
     algorithm: Any, form: tuple[bool, bool], batch: int, heads: int
 ) -> None:
-    """A block for each tile of the result, or for each part of a head of the call."""
+    """There is a block for each tile of the gradient, or for each part of each head of the call."""
     rows, keys = form
     dtype = "float32" if heads == 1 else "float16"
     chosen = plan(
@@ -131,7 +131,7 @@ def test_parts_are_in_the_precision_of_the_softmax(algorithm: Any) -> None:
 def test_entries_that_share_one_of_the_gradient(
     form: tuple[bool, bool], entries: Any, batch: int
 ) -> None:
-    """The caller's number; by default as many as the bias has."""
+    """The number of entries that share one is the caller's, or follows from the bias' shape."""
     chosen = plan(problem_of(shape_of(1, 4, form), entries=entries), LIMITS["90"])
     tiles = kernel_of(chosen, "bias_gradient")
     assert dict(tiles.arguments)["bias_batch"] == batch
@@ -181,7 +181,7 @@ def test_a_gradient_that_is_not_wanted_costs_nothing(algorithm: Any) -> None:
 
 
 def test_what_else_there_is_enters_its_kernel_and_has_room_beside_it() -> None:
-    """Caps, slopes and sinks; all sums of features in a workspace of their own."""
+    """Caps, slopes and sinks enter the kernel; every feature's sums have their own buffer."""
     more = {
         "alibi_slopes": Operand("alibi_slopes", "float32", (HEADS,)),
         "sinks": Operand("sinks", "float16", (HEADS,)),
@@ -208,7 +208,7 @@ _DTYPES_OF = [*product(DTYPES, HEAD_DIM_BUCKETS)]
 @pytest.mark.parametrize("architecture", LIMITS)
 @pytest.mark.parametrize("form", [(True, True), (False, True), (True, False)], ids=str)
 def test_every_head_has_a_tile_that_fits(architecture: str, form: tuple[bool, bool]) -> None:
-    """Shared memory of Q, K and the like, and a sum of one row or key of one warp alone."""
+    """Shared memory holds rows of two arrays; a single warp computes the sum of a row or a key."""
     limits = LIMITS[architecture]
     for dtype, width in _DTYPES_OF:
         if (architecture, dtype) == ("75", "bfloat16"):
@@ -235,7 +235,7 @@ def test_every_head_has_a_tile_that_fits(architecture: str, form: tuple[bool, bo
 @pytest.mark.parametrize("batch", [1, 2, 3, 4, 5, 6, 7, 300])
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_few_blocks_have_walkers_for_their_steps(batch: int, dtype: str) -> None:
-    """A step each at least, and room for the sums of all but the first."""
+    """Each walker has a step at least, and there is room for the sums of all but the first."""
     short: dict[str, Any] = {"batch": batch, "seqlen_q": 96, "seqlen_kv": 96, "storage": dtype}
     problem = problem_of((1, HEADS, 96, 96), dtype, head_dim_v=16, head_dim=16, **short)
     config = kernel_of(plan(problem, LIMITS["90"], algorithm="fa2"), "bias_gradient").config
@@ -256,7 +256,7 @@ _EMPTY = {(0,): "seqlen_kv", (1, HEADS, 0, KEYS): "seqlen_q", (0, 1, 1, 1): "bat
 @pytest.mark.parametrize("algorithm", ["fa1", "fa2"])
 @pytest.mark.parametrize(("shape", "none"), _EMPTY.items(), ids=str)
 def test_a_gradient_without_a_number_is_not_written(algorithm: Any, shape: Any, none: str) -> None:
-    """Its pointer is null, or points past the end."""
+    """The pointer of an empty gradient is null, or points past the end."""
     chosen = plan(problem_of(shape, **{none: 0}), LIMITS["90"], algorithm=algorithm)
     assert not {"bias_gradient", "reduce_bias"} & {*kernels_of(chosen)}
     assert "bias_parts" not in bytes_of(chosen)
@@ -264,7 +264,7 @@ def test_a_gradient_without_a_number_is_not_written(algorithm: Any, shape: Any, 
 
 @pytest.mark.parametrize("softcap", [0.0, 2.0])
 def test_terms_are_kept_where_they_are_the_same_in_every_step(softcap: float) -> None:
-    """Not with a cap, which depends on the score, nor with slopes, which differ by head."""
+    """With a cap, terms depend on the score; with slopes, they differ by head. Neither is kept."""
     slopes = {"alibi_slopes": Operand("alibi_slopes", "float32", (HEADS,))}
     for more in ({}, slopes, {"sinks": Operand("sinks", "float32", (HEADS,))}):
         for form in FORMS:
@@ -285,7 +285,7 @@ def test_heads_that_do_not_fit_are_refused(algorithm: Any, monkeypatch: pytest.M
 
 
 def test_more_blocks_than_a_launch_has_are_refused() -> None:
-    """A tile each of all queries and all keys."""
+    """There is a block for each tile of queries and keys."""
     lengths = {"seqlen_q": 2**20, "seqlen_kv": 2**20}
     problem = problem_of((64, 64, 2**20, 2**20), batch=64, heads_q=64, heads_kv=64, **lengths)
     with pytest.raises(

@@ -27,7 +27,7 @@ from .bias_case import FORMS, KEYS, ROWS, kernel_of, problem_of, shape_of
 def test_fa3_brings_what_differs_from_key_to_key_to_shared_memory(
     operation: Any, form: tuple[bool, bool], dtype: str
 ) -> None:
-    """Except in the backward pass, if it is the same for all queries or finds no room."""
+    """The backward pass does so only if the bias differs along queries too, and there is room."""
     wrt = ("q", "k", "v") if operation == "backward" else ()
     problem = problem_of(shape_of(1, 4, form), dtype, operation=operation, wrt=wrt)
     chosen = plan(problem, LIMITS["90"], algorithm="fa3")
@@ -70,7 +70,10 @@ def test_fa3_has_room_for_a_bias_in_heads_of_any_width(
 @pytest.mark.parametrize("seqlen", [1024, 1025])
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_tiles_of_pairs_are_whole_panels_that_come_ahead(seqlen: int, dtype: str) -> None:
-    """Two at least, except in the widest heads with float32; shorter tiles for short sequences."""
+    """There are two stages at least, except for float32 in the widest heads.
+
+    Short sequences with float16 in narrow heads have three, for tiles of 256 queries.
+    """
     for width in (32, 64, 96, 128, 160, 192, 256):
         wide = {"head_dim": width, "head_dim_v": width, "operation": "forward", "wrt": ()}
         problem = problem_of((1, 4, 512, seqlen), dtype, seqlen_kv=seqlen, **wide)
@@ -84,7 +87,7 @@ def test_tiles_of_pairs_are_whole_panels_that_come_ahead(seqlen: int, dtype: str
 @pytest.mark.parametrize("algorithm", ["fa2", "fa3"])
 @pytest.mark.parametrize("mask", ["full", "causal"])
 def test_entries_that_share_pairs_come_together(algorithm: Any, mask: str) -> None:
-    """In the forward pass; the head group is then a number of heads of all entries."""
+    """In the forward pass, the head group is then a multiple of the number of entries."""
     every = {"operation": "forward", "wrt": (), "mask": mask, "batch": 5, "heads_q": 8}
     shapes = {(1, 8, ROWS, KEYS): 1, (1, 1, ROWS, KEYS): 1, (5, 8, ROWS, KEYS): 0}
     shapes |= {(1, 8, 1, KEYS): 0, (1, 8, ROWS, 1): 0}
@@ -104,7 +107,10 @@ def test_entries_that_share_pairs_come_together(algorithm: Any, mask: str) -> No
 
 
 def test_what_the_copy_engine_cannot_read_is_left_to_fa2_or_to_registers() -> None:
-    """Forward and backward; one that does not differ from key to key needs no engine."""
+    """The forward pass is left to fa2, and the backward pass reads the bias into registers.
+
+    A bias that does not differ from key to key needs no copy engine.
+    """
     forward: dict[str, Any] = {"operation": "forward", "wrt": ()}
     problem = problem_of(shape_of(1, 4, (True, True)), mappable=False, **forward)
     chosen = plan(problem, LIMITS["90"])

@@ -1,4 +1,4 @@
-"""Plans with dropout: the kernels' numbers, and those of a launch."""
+"""Plans with dropout: the numbers in a plan, and in the parameters of its launches."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _problem(
     ("p", "limit"), [(0.25, 12288), (0.1, 14746), (2.0**-14, 16383), (1e-6, 16384), (0.9999, 2)]
 )
 def test_the_share_that_is_kept(p: float, limit: int) -> None:
-    """Rounded once, for the limit of the draws and for the factor."""
+    """The share is rounded once; the limit of the draws and the factor follow from the result."""
     (use,) = _problem(p).uses
     numbers = dict(use.numbers)
     assert numbers["limit"] == limit
@@ -95,7 +95,7 @@ def test_a_place_in_a_larger_call_is_no_part_of_a_seed_of_its_own() -> None:
 def test_kernels_depend_on_nothing_but_that_weights_are_dropped(
     algorithm: Any, operation: Any
 ) -> None:
-    """Not on the probability, the seed, or its place; kernels without weights are plain."""
+    """p, the seed and its place change no kernel, and kernels without weights have no dropout."""
     of = [_problem(operation=operation), _problem(0.5, 2**40, operation=operation)]
     of += [_problem(words=n, operation=operation, draws=(2, 9)) for n in (2, 4, 6)]
     plans = [plan(problem, LIMITS["90"], algorithm=algorithm) for problem in of]
@@ -122,7 +122,7 @@ def test_every_width_runs_on_the_newest_generation(dims: Any, operation: Any, ma
 
 @pytest.mark.parametrize("algorithm", ["fa1", "fa2", "fa3"])
 def test_the_gradient_of_a_bias_drops_too(algorithm: Any) -> None:
-    """It does not keep the bias' sum: there are no registers for both."""
+    """Its kernel does not keep terms of the bias in registers: there are not enough for both."""
     bias = {"bias": Operand("bias", "float16", (1, 4, 500, 700))}
     of = _problem(more=bias, operation="backward", wrt=("q", "k", "v", "bias"))
     chosen = plan(of, LIMITS["90"], algorithm=algorithm)
@@ -142,7 +142,7 @@ def test_it_comes_last() -> None:
 
 
 def _launched(fake: FakeDevice, operation: Any, seed: Any, **options: Any) -> Any:
-    """Parameters of its launches by kernel, and the addresses."""
+    """The parameters of a call's launches, by kernel, and the addresses of its arrays."""
     ready = cuflash.prepare(
         *(_Q, _KV, _KV),
         operation=operation,

@@ -127,7 +127,7 @@ def test_fifty_lengths_one_compile() -> None:
 
 
 def test_the_number_of_kernels_is_known() -> None:
-    """Every bucket, mask and pass of a device; one more would be one more compile for users."""
+    """There is one for each bucket, mask and pass; one more is one more compile for users."""
     configs: set[KernelConfig] = set()
     for operation, dtype, head_dim, mask in product(
         ("forward", "backward"), DTYPES, range(1, 257), ("full", "causal")
@@ -195,7 +195,7 @@ def test_workspace_buffers_are_aligned_and_apart() -> None:
 
 
 def check_workspace(chosen: Plan) -> None:
-    """Buffers are aligned and apart, and the workspace ends with the last."""
+    """Buffers are aligned and do not overlap, and the workspace ends with the last buffer."""
     end = 0
     for buffer in chosen.workspace:
         assert buffer.offset % 256 == 0

@@ -21,8 +21,8 @@ from .test_plan import PLAIN, problem
 planned = functools.partial(plan, algorithm="fa2")
 
 PASSES = ("forward", "backward")
-#: Widths that have no tile small enough, all of sm_75 in float64; where FlashAttention-1 has one,
-#: it takes over.
+#: Pairs of widths without a tile that is small enough, all on sm_75 in float64. FlashAttention-1
+#: takes over those for which it has a tile.
 GAPS = {
     "forward": {(192, 256), (256, 128), (256, 192), (256, 256)},
     "backward": {(256, 256)},
@@ -56,7 +56,7 @@ def _check_fits(chosen: Plan, architecture: str) -> None:
 
 @pytest.mark.parametrize(("architecture", "operation", "dtype"), combinations())
 def test_every_pair_of_widths_has_a_tile(architecture: str, operation: str, dtype: str) -> None:
-    """Except for a few, where another generation may have one."""
+    """A few pairs of widths have none; another algorithm may have a tile for them."""
     missing = GAPS[operation] if (architecture, dtype) == ("75", "float64") else set()
     for d, dv in product(HEAD_DIM_BUCKETS, HEAD_DIM_BUCKETS):
         wanted = problem(operation=operation, storage=dtype, head_dim=d, head_dim_v=dv, **LONG)
@@ -74,7 +74,7 @@ def test_bfloat16_needs_its_instructions(operation: str) -> None:
         planned(wanted, LIMITS["75"])
 
 
-#: Architecture and dtype: products, depth of the instruction, rows of a fragment.
+#: By architecture and dtype: kind of products, depth of the instruction, rows of a fragment.
 _UNITS = {
     ("75", "float16"): ("tensor_cores", 8, 16),
     ("80", "float16"): ("tensor_cores", 16, 16),
@@ -103,7 +103,7 @@ def test_the_unit_follows_the_device(architecture: str, dtype: str, operation: s
 @pytest.mark.parametrize("operation", PASSES)
 @pytest.mark.parametrize("architecture", LIMITS)
 def test_few_tiles_become_smaller_ones(architecture: str, operation: str) -> None:
-    """If there are too few for every multiprocessor."""
+    """If there are fewer of the best tiles than multiprocessors, smaller tiles are taken."""
     limits, smaller = LIMITS[architecture], 0
     long = planned(problem(operation=operation, **LONG), limits)
     assert main_launch(long).grid >= limits.num_sms
@@ -126,7 +126,7 @@ def test_few_tiles_become_smaller_ones(architecture: str, operation: str) -> Non
 
 @pytest.mark.parametrize("operation", PASSES)
 def test_fifty_lengths_few_compiles(operation: str) -> None:
-    """For each kernel: one tile where there is work for all, smaller ones where there is not."""
+    """One tile serves lengths with work for every multiprocessor, at most two serve the others."""
     configs = {
         main_launch(
             planned(problem(operation=operation, seqlen_q=n, seqlen_kv=2 * n), LIMITS["90"])
@@ -157,7 +157,7 @@ def test_what_is_known_at_run_time_costs_no_compile(
 
 
 def test_auto_falls_back_where_nothing_fits() -> None:
-    """Blocks or none, the first generation that can do the problem does it."""
+    """The first algorithm that has a tile for the problem is chosen."""
     wide = problem(operation="forward", storage="float64", head_dim=192, head_dim_v=256)
     with pytest.raises(UnsupportedError, match="fa2"):
         planned(wide, LIMITS["75"])
@@ -252,11 +252,11 @@ def test_an_order_changes_the_kernels_that_have_one(operation: str) -> None:
 
 
 def test_more_blocks_than_a_launch_may_have() -> None:
-    """Many heads and many rows: FlashAttention-1 has one thread block for all rows of a head."""
+    """fa2 refuses many heads with many rows; FlashAttention-1 has one thread block for a head."""
     for operation, lengths in (
         ("forward", (2**20, 64)),
         ("backward", (64, 2**20)),
-        ("backward", (2**20, 64)),  # of the kernels before and after
+        ("backward", (2**20, 64)),  # in the kernels before and after
     ):
         changes = {"batch": 2**10, "heads_q": 2**10, "heads_kv": 2**10}
         wanted = problem(operation=operation, seqlen_q=lengths[0], seqlen_kv=lengths[1], **changes)

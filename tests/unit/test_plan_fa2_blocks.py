@@ -43,7 +43,7 @@ def test_blocks_where_nothing_fits_are_unsupported() -> None:
 
 
 def test_no_q_tile_reaches_into_the_next_head() -> None:
-    """The workspace of the backward pass has that many rows a head."""
+    """In the workspace of the backward pass, the rows of a head are a multiple of 128."""
     for blocks in ((48, 32), (96, 16), (256, 16)):
         with pytest.raises(ArgumentValueError, match="block_q a divisor of 128, the nearest"):
             planned(problem(operation="backward"), LIMITS["90"], blocks=blocks)

@@ -16,8 +16,8 @@ from ..architectures import LIMITS
 from .test_plan import problem
 from .test_plan_fa2 import LONG, planned
 
-#: The widest heads whose backward pass has scores as keys x queries; shared memory of 99 KiB holds
-#: two blocks of narrower ones alone, of 64 KiB of the narrowest.
+#: The widest heads whose backward pass has scores as keys x queries. Shared memory of 99 KiB holds
+#: two blocks only for narrower heads, and 64 KiB only for the narrowest.
 _KEYS_BY_QUERIES = {"75": 16, "80": 64, "86": 32, "89": 32, "90": 64, "100": 64, "120": 32}
 
 
@@ -37,8 +37,8 @@ def test_narrow_heads_have_scores_as_keys_by_queries(
         if narrow:
             assert tile.kv_grid == (tile.warps, 1)
             stored = replace(tile, transposed=False).footprint.shared_bytes
-            p = 2 * tile.block_q * tile.block_kv * 2  # two stages of it
-            assert stored - tile.footprint.shared_bytes == p - 2 * 128  # a line is left of each
+            p = 2 * tile.block_q * tile.block_kv * 2  # two stages of P
+            assert stored - tile.footprint.shared_bytes == p - 2 * 128  # each keeps one line
 
 
 def test_keys_that_are_no_fragment_for_every_warp_are_passed_over() -> None:

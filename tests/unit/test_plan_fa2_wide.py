@@ -74,7 +74,7 @@ def test_widths_and_keys_decide(dims: tuple[int, int], seqlen_kv: int, dtype: st
 
 @pytest.mark.parametrize("width", [192, 256])
 def test_blocks_that_are_alone_have_two_stages(width: int) -> None:
-    """128 blocks have a multiprocessor each; of 256 some share one."""
+    """Each of 128 blocks has its own multiprocessor; some of 256 blocks share one."""
     lengths = {"batch": 1, "seqlen_q": 2048, "seqlen_kv": 2048}
     for heads, stages in ((4, 2), (8, 1)):
         few = problem(**lengths, heads_q=heads, heads_kv=heads, head_dim=width, head_dim_v=width)
@@ -86,7 +86,7 @@ def test_blocks_that_are_alone_have_two_stages(width: int) -> None:
 
 @pytest.mark.parametrize("architecture", LIMITS)
 def test_pairs_are_where_shared_memory_is(architecture: str) -> None:
-    """At the widest heads; every chosen tile fits everywhere."""
+    """The widest heads have pairs where shared memory holds them; all chosen tiles fit."""
     limits = LIMITS[architecture]
     for dims, seqlen_kv in product(product((160, 192, 256), repeat=2), (512, 1024, 100_000)):
         tile = planned(_wide(dims, seqlen_kv), limits).tile
@@ -114,7 +114,7 @@ def test_pairs_and_single_stages_are_of_16_bits(dtype: str) -> None:
 
 
 def test_halves_that_are_not_whole_are_refused() -> None:
-    """Sixteen columns of an output, or keys of a tile, are none for two warps."""
+    """Sixteen columns of an output, or sixteen keys of a tile, do not divide between two warps."""
     row, limits = ForwardRow(256, 128, 64, 8, paired=True), LIMITS["90"]
     narrow, wide = _wide((256, 16), 1024), _wide((256, 17), 1024)
     assert not list(fa2._forward(narrow, limits, row))
@@ -126,7 +126,7 @@ def test_halves_that_are_not_whole_are_refused() -> None:
 
 def test_rows_that_are_no_fragment_for_every_pair_are_refused() -> None:
     limits, wanted = LIMITS["90"], _wide((256, 256), 1024)
-    row = ForwardRow(256, 64, 64, 8, paired=True)  # 16 rows a pair
+    row = ForwardRow(256, 64, 64, 8, paired=True)  # 16 rows for each pair
     assert list(fa2._forward(wanted, limits, row))
     assert not list(fa2._forward(wanted, limits, row._replace(warps=16)))
     assert not list(fa2._forward(wanted, limits, row._replace(paired=False)))
@@ -140,13 +140,13 @@ def test_fused_multiply_adds_have_no_pairs() -> None:
 
 
 def test_shared_memory_of_either_form() -> None:
-    """Q, K and V by stages; with pairs also P, and two numbers of every row."""
+    """It has room for Q, and for K and V by stage; with pairs also P and two numbers for a row."""
     pair = planned(_wide((256, 192), 1024), LIMITS["90"]).tile
     q, k, v, p = 128 * 256, 64 * 256, 64 * 192, 128 * 64
     numbers = 128 * 2 * 4
     assert pair.footprint.shared_bytes == 2 * (q + 2 * (k + v) + p) + numbers
     one = planned(_wide((256, 192), 512), LIMITS["90"]).tile
-    line = 128  # that is left of a P that is nowhere
+    line = 128  # for P, although without pairs P is not in shared memory
     assert one.footprint.shared_bytes == 2 * (64 * 256 + k + v) + line
     assert one.footprint.blocks_per_sm == 2
     widest = planned(_wide((256, 256), 1024), LIMITS["90"]).tile
@@ -154,7 +154,7 @@ def test_shared_memory_of_either_form() -> None:
 
 
 def test_halves_in_registers() -> None:
-    """Two warps of a pair hold what one warp would hold of the same rows."""
+    """The two warps of a pair together hold as many numbers as one warp would for their rows."""
     pair = planned(_wide((256, 256), 1024), LIMITS["90"]).tile
     alone = replace(pair, paired=False, warps=pair.warps // 2)
     fixed = 56
@@ -163,7 +163,7 @@ def test_halves_in_registers() -> None:
 
 
 def test_every_row_of_pairs_is_whole_at_the_widest_heads() -> None:
-    """Offsets of a half that are aligned differ from a lane's own chunk in other bits."""
+    """With half a tile a power of two, the offset of a half and a lane's chunk share no bits."""
     rows = [row for size in DTYPES.values() for row in FORWARD[size.itemsize] if row.paired]
     assert rows
     for row in rows:

@@ -36,12 +36,12 @@ def mapped(**changes: object) -> AttentionProblem:
 
 
 def filling(**changes: object) -> AttentionProblem:
-    """The same with heads enough for every multiprocessor, in tiles of the table."""
+    """Such a problem with work for every multiprocessor, so that its tile is in ``FORWARD``."""
     return mapped(**{"batch": 64, **changes})
 
 
-#: head_dim, head_dim_v, mask: seqlen_kv up to which a tile is taken, the tile, and how deep the
-#: rings of K, V and of Q are.
+#: By head_dim, head_dim_v and mask: the largest seqlen_kv for which a tile is taken, the tile, and
+#: the numbers of stages of K and V, and of Q.
 _TAKEN = {
     (64, 64, "full"): ((2048, (256, 64), 4, 2), (ANY, (192, 128), 3, 2)),
     (64, 64, "causal"): ((2048, (256, 64), 4, 2), (ANY, (192, 128), 3, 2)),
@@ -83,7 +83,7 @@ def test_warpgroups_take_no_turns_where_four_share_short_rows_under_a_mask() -> 
 
 
 def test_every_row_of_the_table_is_taken() -> None:
-    """By some length: a row after another one that takes all of its lengths would be dead."""
+    """Some length takes each row. A row after one that takes all its lengths would be useless."""
     served = [
         (row, mask, longest)
         for row in FORWARD

@@ -23,11 +23,11 @@ from .test_plan_fa3 import ANY, HOPPER, mapped, planned
 
 of_gradients = functools.partial(mapped, operation="backward")
 
-#: For parts of groups there is a file of its own; here none are, however few tiles there are.
+#: Another file tests groups in parts. Here groups stay whole, however few tiles there are.
 pytestmark = pytest.mark.usefixtures("whole_groups")
 
-#: The kernels of a pass, in the order they run; the last is left out where the main one's blocks
-#: of rows finish dq. Where groups have parts one more comes after it.
+#: The kernels of a pass, in the order they run. The last is left out if blocks of the main kernel
+#: convert the sums of dq. If groups have parts, one more kernel follows.
 KERNELS = [("steps", "statistics"), ("fa3", "backward"), ("steps", "convert_dq")]
 
 
@@ -120,7 +120,7 @@ def test_a_narrower_window_takes_the_row_of_any_mask() -> None:
 
 
 def test_some_tiles_have_blocks_of_rows_and_some_have_not() -> None:
-    """So the tests cover both."""
+    """The tests cover tiles with blocks that convert sums of dQ, and tiles without."""
     rows = [row for row in BACKWARD if not row.fewest_of_window]
     with_some = [row for row in rows if row.kv_tiles_per_convert_block]
     assert {(row.widest, row.widest_v) for row in with_some} == {(96, 96), (128, 128)}
@@ -158,7 +158,7 @@ _REFUSED = {
         HOPPER,
         "would need 8,589,934,592 thread blocks, a launch has at most 2,147,483,647",
     ),
-    "too many rows": (  # of queries, of the kernels before and after
+    "too many rows": (  # of queries, in the kernels before and after
         of_gradients(batch=2**10, heads_q=2**11, heads_kv=2, seqlen_q=2**20, seqlen_kv=1),
         HOPPER,
         "would need 17,179,869,184 thread blocks, a launch has at most 2,147,483,647",
@@ -188,7 +188,7 @@ def test_a_pass_without_queries_is_left_to_others(nothing: dict[str, Any]) -> No
 
 
 def test_the_kit_expects_what_is_planned() -> None:
-    """The plan for which tests on a device check "auto"."""
+    """Tests on a device expect of "auto" what ``fa3_serves`` says, which agrees with the plan."""
     widths = (8, 64, 72, 128, 136, 256)
     for operation, storage, d, dv, alignment, deterministic, seqlen_kv in product(
         ("forward", "backward"),
@@ -220,7 +220,7 @@ def test_auto_takes_it_first(change: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(("width", "counters"), [(64, 1), (128, 2), (160, 2), (256, 2)])
 def test_ordered_sums_have_a_counter_for_every_q_tile(width: int, counters: int) -> None:
-    """After two of every kv head, for each block of rows as many as it has q tiles."""
+    """Each block of rows has two counters for kv heads, then one for each of its q tiles."""
     wanted = of_gradients(width=width, seqlen_q=777)
     free, ordered = planned(wanted), planned(replace(wanted, deterministic=True))
     assert isinstance(free.tile, fa3.Fa3BackwardTile)
@@ -261,7 +261,7 @@ def test_blocks_are_those_of_the_table() -> None:
 def test_a_given_tile_is_taken() -> None:
     wanted = of_gradients()
     every = list(fa3.candidates(wanted, HOPPER, every=True))
-    # Wider ones would do as well, and those for windows.
+    # Tiles for wider heads and for windows would do as well.
     assert [tile.head_dim for tile in every] == [64, 64, 96, 128, 192]
     assert [fa3_plan(wanted, HOPPER, None, (), tile=t).tile for t in every] == every
     old = replace(HOPPER, compute_capability=(8, 0))

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("whole_groups")
 
 
 def _head_group(**changes: Any) -> tuple[int, int]:
-    """Heads that run together, and all of them."""
+    """The number of kv heads that run together, and of all kv heads."""
     wanted = of_gradients(**changes)
     launch = main_of(planned(wanted))
     return dict(launch.arguments)["head_group"], wanted.batch * wanted.heads_kv
@@ -41,9 +41,10 @@ def test_the_last_head_group_has_not_a_single_head(heads: int, head_group: int) 
 
 def test_a_head_group_is_of_kv_heads_and_of_what_their_queries_take() -> None:
     wanted = of_gradients(batch=1, heads_q=64, heads_kv=16, seqlen=16384, width=128)
-    of_head = 16384 * 4 * 256 * 2  # rows of queries of a group, columns of Q and dO, bytes
+    of_head = 16384 * 4 * 256 * 2  # rows, query heads of a group, columns of Q and dO, bytes
     tiles = 128
-    # Half of L2 holds none; two rounds of blocks are three heads, and 16 = 5 * 3 + 1 = 8 * 2.
+    # Half of L2 does not hold a head, and two rounds of blocks are three heads. Head groups of
+    # three would leave one of the 16 heads alone; head groups of two leave none.
     assert HOPPER.l2 // 2 < of_head
     assert -(-2 * HOPPER.num_sms // tiles) == 3
     assert _head_group(batch=1, heads_q=64, heads_kv=16, seqlen=16384, width=128) == (2, 16)
@@ -57,7 +58,7 @@ def test_without_a_mask_heads_come_singly() -> None:
 @pytest.mark.parametrize(
     ("heads", "tiles", "head_group"),
     [
-        # 264 tiles, two for each of 132 blocks, and sixteen heads at most.
+        # At most 264 tiles, two for each of 132 blocks, and at most sixteen heads.
         (64, 1, 16),
         (64, 16, 16),
         (64, 17, 13),  # 15 at most: five head groups, of which four have 13 and the last 12
@@ -74,7 +75,7 @@ def test_without_a_mask_heads_come_singly() -> None:
         (18, 16, 9),
         (5, 66, 3),
         (9, 33, 5),
-        # No more than there are; and one where there is none.
+        # No more heads than there are, but one if there are none.
         (1, 1, 1),
         (7, 16, 7),
         (16, 16, 16),
@@ -96,8 +97,8 @@ def test_head_groups_that_take_turns_are_equal_and_as_few_as_can_be(
     most = max(s for s in range(1, 17) if s == 1 or s * tiles <= 2 * blocks)
     head_groups = -(-heads // head_group)
     assert head_groups == -(-heads // most)
-    # Not a head less would do: none of the head groups is empty, and the last one lacks fewer heads
-    # than there are head groups.
+    # With one head less in each, the head groups would not have all heads: the last one lacks fewer
+    # heads than there are head groups.
     assert head_groups * head_group - heads < max(1, head_groups)
 
 
@@ -110,7 +111,7 @@ def test_head_groups_that_take_turns_are_equal_and_as_few_as_can_be(
         (128, 4096, 33, 7),  # 32 tiles: eight at most
         (128, 16384, 5, 2),
         (128, 40_000, 8, 1),
-        (256, 2048, 33, 7),  # of 64 keys there are twice as many tiles
+        (256, 2048, 33, 7),  # there are twice as many tiles of 64 keys
     ],
 )
 def test_ordered_sums_have_their_head_group_with_and_without_a_mask(
@@ -119,7 +120,7 @@ def test_ordered_sums_have_their_head_group_with_and_without_a_mask(
     sizes: dict[str, Any] = {"batch": 1, "heads_q": 2 * heads, "heads_kv": heads}
     sizes |= {"seqlen_q": 100, "seqlen_kv": length, "width": width, "mask": mask}
     assert _head_group(**sizes, deterministic=True) == (head_group, heads)
-    # Batch entries are as good as heads; those of queries make no difference.
+    # Batch entries count like kv heads; the number of query heads makes no difference.
     sizes |= {"batch": heads, "heads_q": 1, "heads_kv": 1}
     assert _head_group(**sizes, deterministic=True) == (head_group, heads)
     free = _head_group(**sizes)[0]

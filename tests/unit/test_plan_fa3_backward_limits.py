@@ -1,4 +1,4 @@
-"""The needs of FlashAttention-3's backward pass: multiprocessor and second-level cache."""
+"""The needs of FlashAttention-3's backward pass: shared memory and registers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .test_plan_fa3 import HOPPER, planned
 from .test_plan_fa3_backward import of_gradients, problem_of
 from .test_plan_fa3_limits import SHARED_OF_H200
 
-#: Bytes that a copy clears, where there is room for them.
+#: Bytes that one copy clears, in tiles with room for them.
 ZEROS = 4096
 
 
@@ -25,7 +25,7 @@ def test_shared_memory_of_the_narrow_tile() -> None:
     scores = 2 * 128 * 128 * 2  # dS: stages, queries, keys, bytes
     staging = 8 * 16 * 64 * 2  # warps, rows, columns, bytes
     rows = 2 * 2 * 128 * 4  # lse and delta: stages, rows, bytes
-    # Of K and V; of Q and dO; full and empty of dS; of cleared sums; of turns.
+    # Of K and V; of Q and dO; full and empty ones of dS; of cleared sums; of turns.
     barriers = 2 + 2 * 2 + 2 * 2 + 1 + 6
     assert staging == 16 << 10
     assert kv + rings + scores + staging + rows + 8 * barriers == 182_408
@@ -53,7 +53,7 @@ def test_shared_memory_where_warpgroups_share_keys() -> None:
 
 
 def test_shared_memory_where_each_half_of_k_begins_a_panel() -> None:
-    """48 columns take the panel of 64, 96 take two; the others' panels are of all columns."""
+    """A half of 48 columns takes a panel of 64, a half of 96 takes two; only K is halved."""
     scores, staging, rows = 2 * 64 * 128 * 2, 8 * 16 * 64 * 2, 2 * 2 * 64 * 4
     for d, dv, of_k, of_v, zeros, whole in (
         (96, 96, 2 * 64, 128, 2048, 184_320),
@@ -69,9 +69,10 @@ def test_shared_memory_where_each_half_of_k_begins_a_panel() -> None:
 
 @pytest.mark.parametrize(("block_q", "stages", "beyond"), [(4, 18, 8), (4, 39, 1016)])
 def test_barriers_lse_and_delta_have_their_bytes(block_q: int, stages: int, beyond: int) -> None:
-    """Of rings so deep that a barrier begins a KiB or nearly fills one; others round them away.
+    """The rings are so deep that the last barrier begins a KiB or nearly fills one.
 
-    Twice as large as a barrier is each of the four notes of steps that are listed.
+    With other depths, rounding to a KiB would hide an error. Each of the four notes of listed steps
+    is twice as large as a barrier.
     """
     fixed = 2 * 128 * 64 * 2 + 2 * block_q * 128 * 2 + (16 << 10)  # K and V, dS, staging
     of_stage = 2 * block_q * 64 * 2 + 2 * block_q * 4  # Q and dO, lse and delta
@@ -96,8 +97,9 @@ def test_a_row_fits_and_its_registers_move_within_what_the_block_has(row: Backwa
     assert load + warpgroups * math <= start * (warpgroups + 1)
     assert 24 <= load < start < math <= 240  # setmaxnreg begins at 24
     assert (load % 8, math % 8) == (0, 0)
-    # Of 64 keys dK and dV, and of one q tile scores and dP; or one of the two beside P rounded; or
-    # one of each, and columns of dQ.
+    # A thread holds dK and dV of 64 keys, and scores and dP of one q tile. In serial tiles it holds
+    # one of the latter two beside P rounded. If warpgroups share keys, it holds dK or dV, P or dS
+    # rounded, and columns of dQ.
     operand = row.block_q // 4  # P or dS, rounded
     if row.block_kv == 128:
         of_keys = (row.widest + row.widest_v) // 2
@@ -114,7 +116,7 @@ def test_a_row_fits_and_its_registers_move_within_what_the_block_has(row: Backwa
         "num_stages": row.num_stages,
     }
     assert (constants["score_stages"], constants["fragment_rows"]) == (2, 16)
-    # A block of rows has 16 rows of 64 columns for each warp, and the places of what it does.
+    # A block that converts sums has 16 rows of 64 columns for each warp, and notes of its work.
     rows = footprint.threads // 32 * 16 * 64 * 2 + row.kv_tiles_per_convert_block * 3 * 4
     assert constants["kv_tiles_per_convert_block"] == row.kv_tiles_per_convert_block
     assert rows <= footprint.shared_bytes
