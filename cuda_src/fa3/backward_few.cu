@@ -134,11 +134,18 @@ struct FewMath {
   }
 
   // Waits for the rows; clears those of dead queries, since zeros of P and dS would make NaN of a
-  // NaN there. Returns whether there are any.
+  // NaN there. Returns whether there are any. Rows beyond the length do not count: the copy engine
+  // fills them with zeros.
   __device__ bool await_queries() const {
     wait<Config>(c.shared.q_full, 0);
     wait<Config>(c.shared.dout_full, 0);
-    if (!has_dead_queries<Config>(c.shared.lse)) return false;
+    bool dead = false;
+#pragma unroll
+    for (int first = 0; first < Config::block_q; first += 32) {
+      const int query = first + ptx::opaque_lane();
+      dead |= query < c.seq.seqlen_q && c.shared.lse.value[query] == infinity<float>();
+    }
+    if (!__any_sync(0xffffffffu, dead)) return false;
     clear_dead_queries<Config>(c.shared.q, c.shared.lse);
     clear_dead_queries<Config>(c.shared.dout, c.shared.lse);
     ptx::fence_async_shared();
@@ -165,9 +172,11 @@ struct FewMath {
     ptx::wgmma_hold(dp.value[0]);
     arrive_warp<Config>(c.shared.v_empty[of_v.stage]);
     differentiate<Config>(gradients, p, dp, c.shared.delta, weights);
-    // Of the rounded numbers, which take half of the registers.
+    // The rounded numbers are masked: they take half of the registers.
     if (dead || is_edge(key0)) {
       apply_mask<Config>(c.shared.lse, c.seq, place, weights, gradients);
+    } else if (c.seq.seqlen_q < Config::block_q) {
+      clear_surplus(weights, gradients);
     }
   }
 
@@ -220,6 +229,21 @@ struct FewMath {
   }
 
  private:
+  // Clears P and dS of rows beyond the length, where an infinite key makes NaN.
+  __device__ __forceinline__ void clear_surplus(Operand& weights, Operand& gradients) const {
+    const LanePosition lane;
+#pragma unroll
+    for (int n = 0; n < Config::block_q / 8; ++n) {
+      const int left = c.seq.seqlen_q - lane.column - 8 * n;
+      const unsigned kept = left >= 2 ? 0xffffffffu : left == 1 ? 0x0000ffffu : 0;
+#pragma unroll
+      for (int group = 0; group < 2; ++group) {
+        weights.value[n / 2][n % 2 * 2 + group] &= kept;
+        gradients.value[n / 2][n % 2 * 2 + group] &= kept;
+      }
+    }
+  }
+
   // Whether some query sees only some of the warpgroup's keys.
   __device__ bool is_edge(int key0) const {
     return Mask<Config>::template is_edge<Config::block_q, kKeysOfWarpgroup>(c.seq, 0, key0);
@@ -264,9 +288,9 @@ __device__ inline void backward_few(const typename Config::Params& params) {
   auto& shared = *reinterpret_cast<FewStorage<Config>*>(shared_bytes);
   static_assert(sizeof(FewStorage<Config>) == Config::shared_bytes,
                 "the plan and the kernel disagree about shared memory");
-  static_assert(
-      BackwardTypes<Config>::q_parted_by_rows && !Config::Lengths::vary && Config::Score::is_empty,
-      "a tile of 128 queries, whose scores nothing changes");
+  static_assert(BackwardTypes<Config>::q_parted_by_rows && !Config::Lengths::vary &&
+                    Config::Score::is_empty && !Config::Weights::drops && !Mask<Config>::has_first,
+                "a tile of 128 queries, without features");
   const auto c = few_context<Config>(params, shared);
   const int role = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / kWarpgroup, 0);
   if (threadIdx.x == 0) {

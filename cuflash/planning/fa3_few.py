@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ..errors import UnsupportedError
 from .decision import Algorithm, Plan
 from .device import DeviceLimits
 from .hopper import for_hopper
@@ -12,7 +13,7 @@ from .problem import AttentionProblem
 from .row_steps import RowSteps, launchable
 from .tiles import fa3
 from .tiles.common import ceil_div
-from .tiles.fa3_few import Fa3FewTile
+from .tiles.fa3_few import Fa3FewTile, why_not_few
 
 __all__ = ["few_plan", "kv_splits_of"]
 
@@ -31,7 +32,15 @@ def few_plan(
 
     dQ of a block is added to sums, as in the other backward pass: ``statistics``
     clears them all, and ``convert_dq`` rounds them.
+
+    Raises
+    ------
+    UnsupportedError
+        If the tile does not take the problem.
     """
+    against = why_not_few(problem)
+    if against is not None:
+        raise UnsupportedError(f"fa3's tile for few queries {against}")
     splits = kv_splits_of(problem, limits, tile)
     rows = RowSteps(problem, limits, "fa3", fa3.ARITHMETIC, tile.head_dim)
     config = kernel_config(

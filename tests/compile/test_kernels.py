@@ -135,6 +135,7 @@ def _code(ptx: str) -> str:
     ("kernel", "constants", "counters"),
     [
         ("forward", {}, 0),
+        ("backward_few", {}, 0),
         (
             "backward",
             {"ordered": 0, "kv_tiles_per_convert_block": 0},

@@ -76,3 +76,30 @@ def test_dead_queries_leave_no_trace(spoiled_name: str) -> None:
         assert (dq == sound[0]).all()
         assert (dk == sound[1]).all()
         assert (dv == sound[2]).all()
+
+
+def test_an_infinite_key_reaches_no_gradient_of_what_gives_it_no_weight() -> None:
+    """Rows beyond the length hold zeros, and zero times infinity is NaN."""
+    case = Case(1, 2, 2, 77, 300, 64, 64, "bfloat16", seed=3)
+    x = arrays(case, "q", "k", "v", "dout", "dlse")
+    x["q"][..., 0] = -1
+    x["k"][:, 5, :, 0] = np.inf
+    runner = EmulatedRunner("90", "fa3", num_sms=1)
+    with few_alone():
+        saved = runner.forward(case, x["q"], x["k"], x["v"])
+        _, dk, dv = runner.backward(case, x["dout"], x["q"], x["k"], x["v"], *saved, x["dlse"])
+    assert np.isfinite(dk.astype(np.float32)).all()
+    assert np.isfinite(dv.astype(np.float32)).all()
+
+
+def test_sums_in_one_order_have_the_same_bits_in_any_number_of_blocks() -> None:
+    case = Case(1, 2, 2, 77, 700, 64, 64, "float16", seed=4)
+    x = arrays(case, "q", "k", "v", "dout", "dlse")
+    runs = []
+    for num_sms in (1, 9):
+        runner = EmulatedRunner("90", "fa3", num_sms=num_sms, deterministic=True)
+        with few_alone():
+            saved = runner.forward(case, x["q"], x["k"], x["v"])
+            grads = runner.backward(case, x["dout"], x["q"], x["k"], x["v"], *saved, x["dlse"])
+        runs.append([grad.tobytes() for grad in grads])
+    assert runs[0] == runs[1]

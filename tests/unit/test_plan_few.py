@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from cuflash.errors import UnsupportedError
 from cuflash.features.table import with_features
+from cuflash.planning.fa3 import fa3_plan
 from cuflash.planning.fa3_few import kv_splits_of
 from cuflash.planning.problem import AttentionProblem
 from cuflash.planning.tiles.fa3_few import Fa3FewTile, few_tiles, why_not_few
@@ -66,6 +67,9 @@ def test_the_narrowest_tile_is_taken(widths: tuple[int, int], tile: tuple[int, i
 def test_others_have_none(change: str, reason: tuple[int, str]) -> None:
     problem = _problem(**{change: reason[0]})
     assert why_not_few(problem) == reason[1]
+    (tile,) = few_tiles(_problem())
+    with pytest.raises(UnsupportedError, match=f"few queries {reason[1]}"):
+        fa3_plan(problem, HOPPER, None, (), tile=tile)
     with few_alone(), pytest.raises(UnsupportedError, match="no tile"):
         planned(problem)
 
