@@ -1,4 +1,4 @@
-"""The reports of racecheck that are set aside, and those that are not."""
+"""Which reports of racecheck are set aside, and which are faults."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_everything_else_is_a_fault(first: str, second: str) -> None:
         (fault,) = verdict.faults
         assert " at " in fault
     mixed = judge(printed(report(WRITE, READ), report(first, second, second)))
-    assert (mixed.known, len(mixed.faults)) == (1, 1)  # said once
+    assert (mixed.known, len(mixed.faults)) == (1, 1)  # one fault, not two
 
 
 def test_no_line_information_is_said() -> None:
