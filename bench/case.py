@@ -1,4 +1,4 @@
-"""A timed problem, and the arguments for it of our call and of a peer's call."""
+"""A timed problem, and the arguments that our call and the peers' calls get for it."""
 
 from __future__ import annotations
 

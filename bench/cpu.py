@@ -70,7 +70,7 @@ def cores_used() -> tuple[float, float, float] | None:
 def used_by_others(
     start: tuple[float, float, float] | None, end: tuple[float, float, float] | None
 ) -> float | None:
-    """Cores that other processes used between two readings; 0 means that this one was alone."""
+    """Cores that other processes used between two readings; 0 means that this process was alone."""
     if start is None or end is None:
         return None
     clock, busy, own = (after - before for after, before in zip(end, start, strict=True))

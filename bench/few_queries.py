@@ -21,7 +21,7 @@ _DECODED = (
     (32, 1000, 32, 4, 256),
     (8, 8192, 16, 2, 256),
 )
-#: The same five numbers for paged caches.
+#: Batch, keys, heads of q and of k, and head_dim of a step of decoding with paged caches.
 _PAGED = (
     (64, 8192, 32, 8, 128),
     (16, 8192, 32, 8, 128),

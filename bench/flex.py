@@ -21,7 +21,7 @@ def takes(case: Case) -> bool:
 
 
 def flex_attention(case: Case) -> Callable[..., Any]:
-    """The forward pass: a function of (batch, seqlen, heads, head_dim) tensors and the feature's.
+    """The forward pass of (batch, seqlen, heads, head_dim) tensors and of the feature's array.
 
     The first call compiles it, as a whole or not at all, and for this case only; earlier
     compilations are discarded, because the compiler keeps few variants of one function. That call

@@ -46,7 +46,7 @@ class _Entry:
 
     @property
     def of(self) -> list[str]:
-        """What distinguishes its problem from those of other entries."""
+        """The extras, by which its problem differs from the problems of other entries."""
         return self.case.extras
 
     @property

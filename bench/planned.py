@@ -26,7 +26,7 @@ def plan_of(case: Case, inputs: Inputs) -> str:
 
 
 def _of_caches(case: Case, inputs: Inputs) -> str:
-    """The same text for a call for caches, which ``explain`` does not cover."""
+    """The plan of a call for caches as such a text; ``explain`` does not cover these calls."""
     from cuflash.arrays.adopt import adopt
     from cuflash.options import check_options
     from cuflash.pipeline import plan_call

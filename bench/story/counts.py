@@ -114,8 +114,8 @@ def tiled_rows(seqlen: int, head_dim: int, block_q: int, size: int) -> Traffic:
 def of_row(row: Row) -> dict[str, int]:
     """Bytes of all heads of a row of the part io; empty if its blocks are not known.
 
-    ``count_read`` and ``count_write`` are the kernel's bytes, ``paper_…`` the paper's, and
-    ``once_…`` the least possible.
+    ``count_read`` and ``count_write`` are the kernel's bytes. Names with ``paper`` are the paper's
+    bytes, and names with ``once`` the least possible.
     """
     seqlen, dim, blocks = row["seqlen"], row["head_dim"], row["blocks"]
     if row["label"] == STANDARD:

@@ -97,7 +97,7 @@ def test_registers_move_within_what_the_block_has(row: ForwardRow) -> None:
     assert load < math <= (256 if tile.warpgroups * blocks == 1 else 240)
     assert load < start < math or tile.warpgroups * blocks == 1
     assert (load % 8, math % 8) == (0, 0)
-    # Registers for the scores, the weights of the step before and the output; others are left.
+    # The scores, the weights of the step before and the output leave some registers free.
     held = row.block_kv // 2 + row.block_kv // 4 + row.widest_v // 2
     assert held < math
 

@@ -104,7 +104,7 @@ def test_a_chunk_is_of_whole_tiles(algorithm: Any) -> None:
 
 
 def test_chunks_need_no_more_blocks_than_a_launch_has() -> None:
-    """Only the number of chunks is too large here, not that of whole rows or of merging blocks."""
+    """Here only chunks need too many blocks; whole rows and the merge need few enough."""
     most = 2**31 - 1
     problem = few(2**22, (8, 8), (2, 64 * 64), 64, storage="float16")
     assert plan(problem, H200, algorithm="fa2").launches[0].grid == 2**25
@@ -152,7 +152,7 @@ _SPLIT = [
 
 @pytest.mark.parametrize("storage", ["float16", "float32", "float64"])
 def test_the_workspace_holds_a_part_of_every_row_and_chunk(storage: str) -> None:
-    """Each part has an output, a reference and a sum in the compute type, and blocks for it."""
+    """It has an output, a reference and a sum of each part, in the compute type."""
     for algorithm, batch, heads, rows, keys, width, chunk in _SPLIT:
         if (algorithm == "fa3") != (storage == "float16"):
             continue

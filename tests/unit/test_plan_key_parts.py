@@ -165,7 +165,7 @@ def test_the_sum_has_a_warp_for_every_place(d: int, dv: int, deterministic: bool
     assert (launch.config.generation, launch.config.kernel) == ("fa3", "sum_parts")
     constants = dict(launch.config.constants)
     assert constants == {"warps": 8, "sum_rows": 16, "sum_columns": 32}
-    places = 3 * 2 * 63 * ((d + dv) // 32)  # 63 times 16 keys hold 1000
+    places = 3 * 2 * 63 * ((d + dv) // 32)  # 63 groups of 16 keys cover 1000 keys
     assert launch.grid == -(-places // 8)
     keys = -(-1000 // parted.tile.block_kv) * parted.tile.block_kv
     assert dict(launch.arguments) == {"parts": 3, "padded_keys": keys}

@@ -29,7 +29,7 @@ def _arrays(host: HostCupy, ready: cuflash.Prepared, device: int) -> dict[str, A
 @pytest.mark.parametrize("algorithm", ["fa1", "fa2", "fa3"])
 @pytest.mark.parametrize("wide", [False, True])
 def test_every_launch(operation: Any, algorithm: Any, wide: bool) -> None:
-    """Several runs with other addresses, workspaces, streams, and current devices."""
+    """The runs have different addresses, workspaces, streams, and current devices."""
     options: dict[str, Any] = {"operation": operation, "algorithm": algorithm, "causal": True}
     options["out_dtype"] = "float32" if wide else None
     with host_cupy(make=no_kernel) as host:

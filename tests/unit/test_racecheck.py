@@ -61,7 +61,7 @@ def test_files_may_have_no_folder() -> None:
         (WRITE, LOST.replace("Read", "Write")),
         (WRITE.replace("bulk_copy", "tensor_copy"), READ),
         (WRITE.replace("ptx/bulk", "tile/bulk"), READ),
-        (READ.replace("Read", "Write"), WRITE.replace("Write", "Read")),  # the copy the other way
+        (READ.replace("Read", "Write"), WRITE.replace("Write", "Read")),  # the copy reads
         (WRITE, READ.replace("Read", "Write")),
         (WRITE, READ.split(" in ")[0]),
         (WRITE.split(" in ")[0], READ),

@@ -26,9 +26,9 @@ def _normal(seed: int, *shape: int) -> Any:
     ],
 )
 def test_what_counts_is_attended_to(options: dict[str, Any]) -> None:
-    """The results are those over keys that are gathered from the pages by hand.
+    """Results are those of attention over keys that are gathered from the pages by hand.
 
-    They include the new tokens at the end, and not the padding at the beginning.
+    The keys include the new tokens at the end, and not the padding at the beginning.
     """
     q, k, v = (_normal(i, 2, 3, heads, 8) for i, heads in enumerate((4, 2, 2)))
     pages = [_normal(3 + i, 6, 4, 2, 8) for i in range(2)]

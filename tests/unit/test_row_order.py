@@ -1,6 +1,6 @@
 """The order in which blocks of FlashAttention-3's backward pass clear, multiply and finish.
 
-The computation of a block from its number is repeated here, from the launch's numbers alone, as in
+The computation of a block from its number is repeated here, only from the launch's numbers, as in
 ``cuda_src/fa3/backward_clear.cuh`` (``clear_role``), ``cuda_src/fa3/backward_rows.cuh``
 (``BlockPlace``) and ``cuda_src/tile/schedule.cuh``.
 """
@@ -181,7 +181,7 @@ def test_no_tile_waits_for_a_later_block_or_for_one_that_began_with_it(launched:
 @thoroughly
 @given(ORDERS)
 def test_no_share_is_finished_before_the_last_tile_of_its_head(launched: Launched) -> None:
-    """While other tiles run, it is finished long after that tile; others come after all tiles."""
+    """While other tiles run, shares are finished long after that tile, the last after all tiles."""
     of_head = launched.first_and_last()
     for block, finished in launched.of_rows():
         for tile in finished:

@@ -70,7 +70,7 @@ def test_a_stream_keeps_its_counter(fake: FakeCupy) -> None:
     assert _on(fake, 0) == _on(fake, 0)
     assert _on(fake, 77) == _on(fake, 77)
     assert len(fake.made) == 2
-    assert not fake.cleared  # a launch leaves 0 behind
+    assert not fake.cleared  # a launch resets its counter
 
 
 def test_other_streams_and_devices_have_others(fake: FakeCupy) -> None:

@@ -232,7 +232,7 @@ def test_sinks_of_any_stride() -> None:
 
 
 def test_the_backward_pass_may_be_given_the_lse_of_more_keys() -> None:
-    """Weights then add up to less than 1, with a sink as without one."""
+    """Then weights add up to less than 1, both with a sink and without one."""
     p = problem(seqlen_kv=30, mask="full")
     arrays = arrays_of(p)
     arrays["k"][..., 0] += 40
