@@ -53,7 +53,7 @@ def test_the_workspace_is_linear_in_the_queries() -> None:
 
 
 def test_counters_add_less_to_it_than_lse() -> None:
-    """Two for each block of 128 rows, which is enough for two of every head of keys."""
+    """There are two for each block of 128 rows: enough for two of every head of keys."""
     for n, width in product((128, 1000, 4096, 65536), (64, 128, 256)):
         wanted = of_gradients(width=width, batch=20, seqlen_q=n, seqlen_kv=7 * n)
         chosen = planned(wanted)

@@ -144,7 +144,7 @@ def test_every_tile_is_done_by_one_block(launched: Launched) -> None:
 @thoroughly
 @given(ORDERS)
 def test_every_share_is_cleared_once(launched: Launched) -> None:
-    """The kernel before clears the shares of the first heads, and all of a head: it has no tiles.
+    """The kernel before clears all shares of the first heads and none of others: it has no tiles.
 
     A tile reads its head's counter if its own position says that blocks clear for it. Therefore
     blocks must clear all shares of a head or none.

@@ -70,7 +70,7 @@ def calls(
     dropout: bool = False,
     layouts: str = "bshd bhsd shd hsd sd",
 ) -> GivenCall:
-    """A call of the NumPy backend; a feature that is neither on nor off (None) may be drawn."""
+    """A call of the NumPy backend; a feature whose argument is None may be drawn or not."""
     layout = draw(st.sampled_from(layouts.split()))
     batch = draw(st.integers(0, 2)) if "b" in layout else 1
     heads_kv = draw(st.integers(1, 2)) if "h" in layout else 1
