@@ -39,7 +39,7 @@ def ended_as_by_an_error() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-#: Commands whose only option is where to store, and the functions of their modules.
+#: Commands whose only option is ``--output``, and the functions that run them.
 _OF_AN_OUTPUT = {
     "jit": "run_jit",
     "jitted": "run_jitted",
@@ -94,13 +94,13 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--peers", help="peers, comma-separated; by default all that are importable")
     run.add_argument("--protocol", default="rested,turns", help="rested, turns or both")
     run.add_argument("--output", type=Path, help="results file; by default by the GPU's name")
-    run.add_argument("--runs", type=int, default=1, help="how many, one after the other")
-    latency = commands.add_parser("latency", help="time the host's part of a call on the GPU")
+    run.add_argument("--runs", type=int, default=1, help="number of runs, one after another")
+    latency = commands.add_parser("latency", help="time the host's work for a call on the GPU")
     latency.add_argument("--peers", help="peers, comma-separated; by default those it can time")
     latency.add_argument("--output", type=Path, help="results file; by default by the GPU's name")
     jit = commands.add_parser("jit", help="time gradients under jax.jit beside the plain calls")
     jit.add_argument("--output", type=Path, help="results file; by default by the GPU's name")
-    jitted = commands.add_parser("jitted", help="time programs of jax.jit beside those of others")
+    jitted = commands.add_parser("jitted", help="time programs under jax.jit, ours and others")
     jitted.add_argument("--output", type=Path, help="results file; by default by the GPU's name")
     step = commands.add_parser("training_step", help="time a step of a model under jax.jit")
     step.add_argument("--output", type=Path, help="results file; by default by the GPU's name")
@@ -109,7 +109,7 @@ def _parser() -> argparse.ArgumentParser:
     flash3.add_argument("--output", type=Path, help="results file; by default by the GPU's name")
     cold = commands.add_parser("cold", help="time the first call of a kind on the GPU")
     cold.add_argument("--output", type=Path, help="results file; by default by the GPU's name")
-    residual = commands.add_parser("residual", help="measure what a float32 residual is worth")
+    residual = commands.add_parser("residual", help="measure the value of a float32 residual")
     residual.add_argument("--output", type=Path, help="results file; by default by the GPU's name")
     cpu = commands.add_parser("cpu", help="time the tiled NumPy backend on this CPU")
     cpu.add_argument("--cases", default="8192,2048,float16,bfloat16,decoding,small")
@@ -126,11 +126,11 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_tune(commands: Any) -> None:
-    tune = commands.add_parser("tune", help="time the candidate tiles beside what the plan takes")
+    tune = commands.add_parser("tune", help="time the candidate tiles and the plan's tile")
     tune.add_argument("--cases", default="fa2", help="sets of cases, comma-separated")
     tune.add_argument("--op", choices=("forward", "backward"))
     tune.add_argument("--dtype", choices=("float16", "bfloat16", "float32", "float64"))
-    tune.add_argument("--beside", default="", help="generations beside, comma-separated")
+    tune.add_argument("--beside", default="", help="other generations to time, comma-separated")
     tune.add_argument("--output", type=Path, help="a file that the rows are appended to")
 
 

@@ -1,4 +1,4 @@
-"""A timed problem, and the arguments that a call of ours or of a peer gets for it."""
+"""A timed problem, and the arguments that our call and the peers' calls get for it."""
 
 from __future__ import annotations
 
@@ -14,22 +14,25 @@ from .masks import BLOCK, part_shown
 
 __all__ = ["CAP", "HIDDEN", "TOKENS", "Case", "Window", "mask_text", "square"]
 
-#: Names in rows of features whose arrays are inputs and not keywords.
+#: Options in rows that :attr:`Case.keywords` leaves out, because their arrays come from the inputs.
 _ARRAYS = ("alibi", "bias", "block_mask", "dbias", "lengths", "mask", "sinks")
-#: Names of other properties that are not keywords.
+#: All options in rows that :attr:`Case.keywords` leaves out.
 _NO_KEYWORDS = (*_ARRAYS, "score_mod", "kvcache", "page_size", "float8", "rotated")
 #: The soft cap in the score modification of a case; no other case has it.
 CAP = 50.0
-#: The grid of the FlashAttention papers: as many tokens and as wide a layer in every case.
+#: The grid of the FlashAttention papers: every case has this many tokens and this width of a layer.
 TOKENS, HIDDEN = 16384, 2048
 
-#: (left, right): how many keys before and after its own a query sees; None: all of them.
+#: (left, right): how many keys a query sees before and after its position; None: all of them.
 Window = tuple[int | None, int | None]
 
 
 @dataclass(frozen=True)
 class Case:
-    """One problem: (batch, seqlen, heads, head_dim), self-attention."""
+    """One problem of attention on (batch, seqlen, heads, head_dim) arrays.
+
+    A call that "takes turns" is timed in turns with the call of the case.
+    """
 
     op: str  # forward or backward
     dtype: str
@@ -42,29 +45,29 @@ class Case:
     seqlen_kv: int
     causal: bool
     algorithm: str
-    blocks: tuple[int, int] | None = None  # else the plan's blocks
+    blocks: tuple[int, int] | None = None  # None: the plan's blocks
     deterministic: bool = False
     beside: tuple[str, ...] = ()  # older generations that take turns with it, instead of peers
     window_size: Window | None = None
     sinks: bool = False  # a learned logit for each query head; the call without them takes turns
     softcap: float | None = None  # the cap of scores; the call without it takes turns
     alibi: bool = False  # a slope for each query head; the call without them takes turns
-    bias: bool = False  # a number for each pair of each head; the call without it takes turns
+    bias: bool = False  # a number per query, key and head; the call without it takes turns
     dbias: bool = False  # the backward pass also gives the gradient of the bias
-    mask: str | None = None  # a kind of boolean mask, in an array; ``plain`` takes turns
-    dropout_p: float | None = None  # share of the weights; the call without dropout takes turns
+    mask: str | None = None  # a kind of boolean mask array; the call ``plain`` takes turns
+    dropout_p: float | None = None  # dropped share; the call without dropout takes turns
     block_mask: bool = False  # shows a quarter of the blocks; the call without it takes turns
     score_mod: bool = False  # a soft cap written by the caller; ``softcap`` takes turns
-    lengths: str | None = None  # of packed sequences; a batch of equal ones takes turns
-    kvcache: bool = False  # the call for caches, lengths in an array; ``attention`` takes turns
-    # Keys in a page of the caches; other sizes, and caches without pages, take turns.
+    lengths: str | None = None  # kind of packed sequences; if they are equal, a batch takes turns
+    kvcache: bool = False  # the call for caches, lengths given; ``attention`` takes turns
+    # Page sizes: the case has the first one; the other sizes, and caches without pages, take turns.
     pages: tuple[int, ...] = ()
-    float8: bool = False  # caches of bytes; the same numbers in 16 bits take turns
+    float8: bool = False  # float8 caches; 16-bit caches of the same numbers take turns
     rotated: bool = False  # each call uses another copy of keys and values, which is not in L2
 
     @property
     def options(self) -> dict[str, Any]:
-        """The options in a row of ours beside ``causal``."""
+        """The options in a row of our own call, besides ``causal``."""
         blocks = {} if self.blocks is None else {"blocks": self.blocks}
         cached: dict[str, Any] = {"kvcache": True} if self.kvcache else {}
         cached |= {"page_size": self.page_size} if self.page_size else {}
@@ -78,7 +81,7 @@ class Case:
 
     @property
     def peer_options(self) -> dict[str, Any]:
-        """The options in a peer's row beside ``causal``."""
+        """The options in a peer's row, besides ``causal``."""
         asked = {
             "deterministic": self.deterministic,
             "window_size": self.window_size,
@@ -98,7 +101,7 @@ class Case:
 
     @property
     def keywords(self) -> dict[str, Any]:
-        """Keywords of our own call beside ``causal`` that need no array and no class."""
+        """Keywords of our own call, besides ``causal``, that need no array and no class."""
         asked = {**self.options, **({"dropout_seed": 1} if self.dropout_p else {})}
         if self.lengths:
             asked["layout"] = "shd"
@@ -126,7 +129,7 @@ class Case:
 
     @property
     def features(self) -> tuple[str, ...]:
-        """The features of the kernels, besides plain ones."""
+        """The features of the case that the kernels have to support."""
         asked = {
             "window": self.window_size,
             "softcap": self.softcap,
@@ -144,14 +147,14 @@ class Case:
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """Features, and additions that a plan may make: all that the source digest covers."""
+        """The features, and further additions to the kernels, that the source digest covers."""
         planned = {"used_lengths": self.kvcache, "split_keys": self.rotated}
         planned |= {"cached_keys": bool(self.pages), "float8": self.float8}
         return (*self.features, *(name for name, added in planned.items() if added))
 
     @property
     def companions(self) -> list[Case]:
-        """Calls of ours that take turns with it; the one without extras is the last.
+        """Our other calls that take turns with this one; the call without extras is the last.
 
         Older generations, or pages of other sizes, come before it.
         """
@@ -164,7 +167,8 @@ class Case:
         """The same call without extras; ``causal=True`` replaces a causal mask in an array.
 
         For a score modification it is the call with the equivalent keyword; for paged caches it is
-        the call with the same caches in one piece; for float8 caches the call for 16 bits.
+        the call with the same caches in one piece; for float8 caches it is the call with 16-bit
+        caches.
         """
         if self.pages:
             return replace(self, pages=())
@@ -211,7 +215,7 @@ class Case:
 
     @property
     def scores(self) -> int:
-        """Elements of the whole score matrix; of all sequences if they are packed."""
+        """Elements of the whole score matrix; for packed sequences, of all their matrices."""
         if self.lengths is not None:
             return self.heads_q * sum(length**2 for length in lengths_of(self.lengths))
         return self.batch * self.heads_q * self.seqlen_q * self.seqlen_kv
@@ -285,8 +289,8 @@ def mask_text(
     mask: str | None = None,
     block_mask: Any = None,
 ) -> str:
-    """A description of what hides keys; tables and cases use the same."""
-    if block_mask:  # which comes alone, as a mask in an array does
+    """A description of what hides keys; tables and cases use the same text."""
+    if block_mask:  # a case with a block mask or a mask array has no other mask
         return "block mask"
     if mask is not None:
         return f"array ({mask})"

@@ -14,7 +14,7 @@ __all__ = ["CASES", "Case", "Window", "mask_text", "select"]
 
 
 def _fa1() -> list[Case]:
-    """FlashAttention-1 where its one block a head fills the chip, and where it does not."""
+    """FlashAttention-1: enough heads to fill the chip (a thread block per head), and fewer."""
     return [
         square(op, "float16", batch, heads, dim, seqlen, causal, "fa1")
         for (batch, heads, seqlen), dim, causal, op in product(
@@ -26,7 +26,7 @@ def _fa1() -> list[Case]:
     ]
 
 
-#: Tiles that lost to the ones the plan takes, or that its rule does not reach, by pass and width.
+#: By pass and width: tiles that were slower than the plan's, or that the plan never chooses.
 _FA1_TILES = {
     ("forward", 64): ((64, 448), (64, 256), (64, 128), (32, 448), (128, 256)),
     ("forward", 128): ((128, 192), (64, 192), (64, 128), (128, 128)),
@@ -36,7 +36,7 @@ _FA1_TILES = {
 
 
 def _fa1_tiles() -> list[Case]:
-    """The tile of the plan beside others."""
+    """FlashAttention-1 with the tiles of the table above."""
     return [
         replace(square(op, "float16", 16, 16, dim, 2048, False, "fa1"), blocks=blocks)
         for (op, dim), tiles in _FA1_TILES.items()
@@ -49,7 +49,7 @@ MASKS = (False, True)
 
 
 def _grid(dtype: str, algorithm: str = "fa2", passes: tuple[str, ...] = PASSES) -> list[Case]:
-    """A generation over sequence lengths, widths and masks."""
+    """Cases of one generation over sequence lengths, widths and masks."""
     return [
         square(op, dtype, TOKENS // seqlen, HIDDEN // dim, dim, seqlen, causal, algorithm)
         for dim, causal, op, seqlen in product(
@@ -58,7 +58,7 @@ def _grid(dtype: str, algorithm: str = "fa2", passes: tuple[str, ...] = PASSES) 
     ]
 
 
-#: Heads of q and of k, and widths: others than those of the grid, and heads that share keys.
+#: Heads of q and of k, head_dim and head_dim_v: widths that the grid lacks, and grouped heads.
 _SHAPES = (
     (32, 32, 80, 80),
     (16, 16, 96, 96),
@@ -77,7 +77,7 @@ def _shapes(op: str) -> list[Case]:
     ]
 
 
-#: What models ask for: batch, queries, keys, heads of q and of k, head_dim, causal.
+#: Problems of known models: batch, queries, keys, heads of q and of k, head_dim, causal.
 _MODELS = (
     (64, 197, 197, 12, 12, 64, False),  # ViT-B
     (32, 512, 512, 12, 12, 64, False),  # BERT
@@ -92,7 +92,7 @@ _MODELS = (
 )
 
 
-#: Shapes beside the grid, in the same order: few queries on many keys, few heads, odd lengths.
+#: Shapes outside the grid, as in ``_MODELS``: few queries on many keys, few heads, odd lengths.
 _OFF_GRID = (
     (16, 77, 4096, 8, 8, 64, False),
     (16, 77, 4096, 8, 8, 128, False),
@@ -113,14 +113,14 @@ def _listed(op: str, shapes: tuple[tuple[int, int, int, int, int, int, bool], ..
 
 
 def _wide(dtype: str) -> list[Case]:
-    """The types that no tensor core of the 16-bit kind computes."""
+    """Cases of a type that the 16-bit tensor cores do not compute."""
     return [
         square(op, dtype, 1, 16, dim, 4096, False, "fa2") for dim, op in product((64, 128), PASSES)
     ]
 
 
 def _deterministic() -> list[Case]:
-    """What the same bits in every run cost: the backward pass with and without."""
+    """The backward pass with and without ``deterministic``, to show what the option costs."""
     return [
         replace(
             square("backward", "bfloat16", TOKENS // seqlen, HIDDEN // dim, dim, seqlen, c, "fa2"),
@@ -130,12 +130,12 @@ def _deterministic() -> list[Case]:
     ]
 
 
-#: Most rows of queries, over all heads, of a case of two generations: the older one is slow.
+#: The most query rows, over all heads, in a comparison of generations: the older one is slow.
 MOST_ROWS = 2**20
 
 
 def _generations() -> list[Case]:
-    """FlashAttention-1 and 2 of the same problem, from few long heads to many short ones."""
+    """FlashAttention-1 and 2 on the same problems, from few long heads to many short ones."""
     return [
         replace(square(op, "float16", batch, heads, dim, seqlen, False, "fa2"), beside=("fa1",))
         for dim, op, (batch, heads), seqlen in product(

@@ -31,8 +31,8 @@ class Chart:
 def charts_of(name: str, rows: Sequence[Row]) -> list[Chart]:
     """The charts of a set of cases: one per pass, if the rows have enough lengths.
 
-    A set that is named after its pass has the pass once in the names. Sets of a feature, and those
-    of models, have no charts: their problems differ in more than the length.
+    If the name of a set ends with its pass, a chart's name has the pass only once. Sets of features
+    and sets of models have no charts: their problems differ in more than the length.
     """
     charts: list[Chart] = []
     if any(map(has_feature, rows)) or name.startswith("models"):
@@ -59,9 +59,10 @@ def panels_of(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
 
 
 def lines_of(rows: Sequence[Row]) -> dict[str, list[tuple[int, float]]]:
-    """The points of every line of a panel: an implementation, perhaps at a number of heads.
+    """The points of every line of a panel, by the name of its implementation.
 
-    A line names the heads only if a length comes with several numbers of them.
+    If a length occurs with several numbers of heads, each number has its own line and is in the
+    line's name.
     """
     heads: dict[int, set[int]] = {}
     for row in rows:
@@ -77,7 +78,7 @@ def lines_of(rows: Sequence[Row]) -> dict[str, list[tuple[int, float]]]:
 
 
 def drawing_of(chart: Chart) -> Drawing:
-    """A chart as a file."""
+    """The drawing of a chart."""
     panels = [(title, lines_of(rows)) for title, rows in panels_of(chart.rows)]
     columns = len({row["causal"] for row in chart.rows})
     content = [chart.title, columns, panels]
@@ -104,7 +105,7 @@ def _paint(
     )
     for axis, (panel, lines) in zip(axes.flat, panels, strict=False):
         _draw_panel(axis, panel, lines, colors)
-    for axis in axes[:, 0]:  # the others of a line share it
+    for axis in axes[:, 0]:  # the axes of a row share their limits
         axis.set_ylim(bottom=0)
     for axis in axes.flat[len(panels) :]:
         axis.remove()

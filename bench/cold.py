@@ -1,7 +1,7 @@
-"""The first call of a kind, with nothing compiled and with all kernels on disk.
+"""Times the first call of a process, with no kernel compiled and with all kernels on disk.
 
-Each is the first call of a separate process whose CUDA context exists before; this run has its own
-folder for compiled kernels.
+Each call is made by a new process, after its CUDA context exists. The processes keep compiled
+kernels in temporary folders.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .run import common_columns, results_file, store
 
 __all__ = ["CASES", "first_call", "run_cold"]
 
-#: A pass of each generation at the most common widths.
+#: Both passes of two generations at the most common widths.
 CASES = tuple(
     Case(op, "float16", 1, 4, 4, dim, dim, 1024, 1024, True, algorithm)
     for algorithm in ("fa3", "fa2")

@@ -42,7 +42,7 @@ Call = Callable[[], Any]
 
 @contextlib.contextmanager
 def loaded(processes: int) -> Iterator[None]:
-    """Keep this many cores busy with matrix products of other processes."""
+    """Keep this many cores busy: each of as many other processes computes matrix products."""
     environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", _BURN]
     burning = [subprocess.Popen(command, env=environment) for _ in range(processes)]
@@ -56,7 +56,7 @@ def loaded(processes: int) -> Iterator[None]:
 
 
 def cores_used() -> tuple[float, float, float] | None:
-    """Seconds of the clock, of all busy cores, and of this process; None if unknown."""
+    """Seconds of the clock, CPU seconds of all processes and of this process; None if unknown."""
     try:
         numbers = [int(word) for word in Path("/proc/stat").read_text().split("\n")[0].split()[1:]]
     except (OSError, ValueError):
@@ -70,7 +70,7 @@ def cores_used() -> tuple[float, float, float] | None:
 def used_by_others(
     start: tuple[float, float, float] | None, end: tuple[float, float, float] | None
 ) -> float | None:
-    """Cores that other processes used between two readings; 0 means that this one was alone."""
+    """Cores that other processes used between two readings; 0 means that this process was alone."""
     if start is None or end is None:
         return None
     clock, busy, own = (after - before for after, before in zip(end, start, strict=True))
@@ -173,7 +173,7 @@ def _line(case: CpuCase, row: Mapping[str, Any]) -> str:
 
 
 def _peak(call: Call) -> float:
-    """The most MiB that NumPy held beside the inputs."""
+    """The most MiB that a call allocated at once."""
     tracemalloc.start()
     try:
         call()

@@ -15,7 +15,7 @@ Call = Callable[[], Any]
 
 @dataclass(frozen=True)
 class CpuCase:
-    """One pass over one batch entry, arrays (heads, seqlen, head_dim)."""
+    """One pass over one batch entry, on (heads, seqlen, head_dim) arrays."""
 
     kind: str  # long, small or decoding
     dtype: str
@@ -93,11 +93,11 @@ def _ours(case: CpuCase, q: Any, k: Any, v: Any, dout: Any) -> tuple[str, Call]:
 
 
 def _whole(case: CpuCase, *arrays: Any) -> tuple[str, Call]:
-    """Attention as one writes it in NumPy, with the matrix in place; 16-bit inputs as float32."""
+    """Attention as a user writes it in NumPy, on the whole score matrix, in float32."""
 
     def call() -> Any:
         q, k, v, dout = (np.asarray(a, np.float32) for a in arrays)
-        rows = (case.heads_kv, -1, case.head_dim)  # the heads of a group below one another
+        rows = (case.heads_kv, -1, case.head_dim)  # stacks the query heads of a group
         q, dout = q.reshape(rows), dout.reshape(rows)
         out, p = _whole_forward(q, k, v, case.causal)
         if case.op != "forward":

@@ -10,13 +10,13 @@ from .stored import Row, load
 __all__ = ["render_cpu"]
 
 _PROBLEM = ("kind", "dtype", "heads_q", "heads_kv", "seqlen_q", "seqlen_kv", "causal", "op")
-#: The most cores that others may use for a bench that counts as alone.
+#: The most cores that other processes may use in a run that counts as alone.
 _QUIET = 0.2
 _PEERS = ("whole matrix", "torch", "jax.nn jit")
 
 
 def render_cpu() -> str:
-    """A line for each case and condition, each of its last run; empty without rows."""
+    """A line for each case and condition, from its last run; empty without rows."""
     rows = [row for row in load("cpu.json") if "condition" in row]
     if not rows:
         return ""
@@ -24,7 +24,7 @@ def render_cpu() -> str:
     for row in sorted(rows, key=lambda row: str(row["run"])):
         key = (*(row[name] for name in _PROBLEM), row["condition"])
         if row["impl"] == "cuflash":
-            groups[key] = {}  # of a later run
+            groups[key] = {}  # a later run replaces earlier ones
         groups.setdefault(key, {})[row["impl"]] = row
     newest = [row for found in groups.values() for row in found.values()]
     first = newest[0]
@@ -32,9 +32,10 @@ def render_cpu() -> str:
     dates = sorted({row["date"] for row in newest})
     caption = (
         f"{first['cpu']}, {first['cores']} cores, {first['blas']}, {', '.join(versions)}, head_dim "
-        f"{first['head_dim']}, {' and '.join(dates)}; times as fast as each peer (under jit beside "
-        "jax.nn), medians of turns; others: cores that other processes used meanwhile (loaded: one "
-        "for each core computes products; shared: not alone, though it was meant to be)\n\n"
+        f"{first['head_dim']}, {' and '.join(dates)}; a column of a peer says how many times as "
+        "fast the library is (jax.nn is compared with the library under jit), as the median over "
+        "rounds; others: cores that other processes used meanwhile (loaded: one process for each "
+        "core computes products; shared: others ran in a run that was meant to be alone)\n\n"
     )
     header = ["heads", "seqlen", "dtype", "mask", "pass", "cores", "others", "cuflash"]
     header += ["NumPy", "PyTorch", "jax.nn", "memory", "of NumPy's"]
@@ -62,6 +63,6 @@ def _line(found: dict[str, Row]) -> list[str]:
 
 
 def _condition(row: Row) -> str:
-    """The requested condition; a run on a machine that others used was not alone."""
+    """The requested condition; ``shared`` for a run ``alone`` in which other processes ran."""
     shared = row["condition"] == "alone" and (row["others"] or 0) > _QUIET
     return "shared" if shared else str(row["condition"])

@@ -19,7 +19,7 @@ _CALLS = ("attention", "attention_with_kvcache")
 
 
 def render(rows: Sequence[Row]) -> str:
-    """A line for each case; of the protocol ``turns`` if that was run, empty without rows."""
+    """A line for each case, from the protocol ``turns`` if it was run; empty without rows."""
     rows = of_turns(rows)
     if not rows:
         return ""
@@ -57,7 +57,7 @@ def _ratio(row: Row | None, name: str) -> str:
 
 
 def _means(rows: Sequence[Row]) -> str:
-    """The geometric means of the ratios of either call, and the worst."""
+    """The geometric mean and the worst of the ratios of each of the two calls."""
     pairs: list[Any] = [_both(same) for same in problems(rows)]
     found = []
     for call, of_call in zip(_CALLS, zip(*pairs, strict=True), strict=True):

@@ -8,10 +8,10 @@ from pathlib import PurePosixPath
 
 __all__ = ["CHARTS", "PAGES", "relocated"]
 
-#: Where charts lie, from the root of the repository, as blocks name them.
+#: The folder of the charts, relative to the root of the repository, as links in blocks name it.
 CHARTS = "docs/charts"
 
-#: The blocks of every page, in their order. A block may stand on several pages.
+#: The blocks of every page, in their order. Several pages may have the same block.
 PAGES: Mapping[str, tuple[str, ...]] = {
     "README.md": ("opening",),
     "docs/guide/jax.md": ("training-step",),

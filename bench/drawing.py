@@ -1,6 +1,6 @@
-"""Writes a drawing as SVG with its content in it, so that a stale file shows without drawing.
+"""Writes a drawing as SVG with a digest of its content, which shows whether the file is stale.
 
-The same content and matplotlib give the same bytes.
+The same content and the same matplotlib give the same bytes.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ class Drawing:
     Attributes
     ----------
     file
-        Its name.
+        The name of the file.
     content
-        Its whole content, as plain values.
+        The whole content of the drawing, as plain values.
     paint
         Makes the figure, given ``matplotlib.pyplot``.
     """
@@ -35,7 +35,7 @@ class Drawing:
 
     @property
     def mark(self) -> str:
-        """The text in the file that describes its content."""
+        """The text in the file that identifies its content."""
         text = json.dumps(self.content, sort_keys=True)
         return f"shows {hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
@@ -91,7 +91,7 @@ def label_ends(axis: Any, ends: Mapping[str, tuple[float, str]], gap: float = 0.
 
 def spread(places: Mapping[str, float], gap: float) -> dict[str, float]:
     """The same positions in order, at least ``gap`` apart and moved as little as possible."""
-    found: list[tuple[list[str], float]] = []  # names that touch, and the middle of them
+    found: list[tuple[list[str], float]] = []  # groups of names that touch, and their middles
     for name in sorted(places, key=lambda one: places[one]):
         group, middle = [name], places[name]
         while found and middle - found[-1][1] < gap * (len(group) + len(found[-1][0])) / 2:

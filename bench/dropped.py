@@ -19,9 +19,9 @@ from .verify import Truth
 
 __all__ = ["DroppedTruth", "truth_of"]
 
-#: How far the share of the mean that is found may differ from 1, in ratios of squared norms.
+#: How far the projection of the results on their expectation may differ from 1 (as a ratio).
 MEAN = 0.05
-#: By which factor the distances may be too large or too small.
+#: The factor by which the distances may be too large or too small.
 SPREAD = 1.25
 
 
@@ -40,7 +40,7 @@ class DroppedTruth(Truth):
             for x, (of_head, rows, truth, model) in zip(outputs, head.tensors, strict=True):
                 found = widened(x[head.batch, :, of_head])[rows]
                 worst = max(worst, _of_mean(found, truth, model))
-            worst = max(worst, self._of_spread(found, truth, model))  # the last one is out, or dv
+            worst = max(worst, self._of_spread(found, truth, model))  # ``found`` is out or dv now
         return worst
 
     @property
@@ -58,7 +58,7 @@ class DroppedTruth(Truth):
 
 
 def _of_mean(found: Any, truth: Any, model: Any) -> float:
-    """The error of the mean; all rows have the same weight, whatever their size."""
+    """The error of the projection on the expectation; rows of every size have the same weight."""
     xp = array_module(found)
     weight = 1 / xp.maximum(model, 1e-300)[:, None] ** 2
     part = float((found * truth * weight).sum() / (truth * truth * weight).sum())

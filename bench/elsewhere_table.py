@@ -1,4 +1,4 @@
-"""The tables of features that change scores, beside the plain call of that generation and width."""
+"""The tables of features that change scores: calls with a feature beside the plain calls."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SETS = ("features-elsewhere", "features-elsewhere-backward")
 
 
 def render(rows: Sequence[Row]) -> str:
-    """A line for each generation, width and feature; of the protocol ``turns`` if that was run."""
+    """A line for each generation, width and feature, from the protocol ``turns`` if it was run."""
     rows = of_turns(rows)
     if not rows:
         return ""

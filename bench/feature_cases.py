@@ -38,7 +38,7 @@ _WINDOWS: tuple[tuple[Window, int, int, int, int], ...] = (
 
 
 def windows(op: str) -> list[Case]:
-    """Windows of one side and of both; backward, the widest also beside a competitor."""
+    """Windows on one side and on both; for the backward pass, also a causal case without one."""
     windows = [
         replace(square(op, "bfloat16", batch, h, d, seqlen, False, "fa3"), window_size=window)
         for window, batch, seqlen, h, d in _WINDOWS
@@ -49,7 +49,7 @@ def windows(op: str) -> list[Case]:
 
 
 def sinks(op: str) -> list[Case]:
-    """Sinks with a causal mask alone, and with a narrow window."""
+    """Sinks with a causal mask, and with a narrow window."""
     plain = Case(op, "bfloat16", 2, 32, 8, 64, 64, 8192, 8192, True, "fa3", sinks=True)
     return [plain, replace(plain, causal=False, window_size=(127, 0))]
 
@@ -57,8 +57,8 @@ def sinks(op: str) -> list[Case]:
 def softcap(op: str) -> list[Case]:
     """Soft caps at head_dim 128 with and without a causal mask, and at 64.
 
-    The cap has the size of the scores, so that an output without it is told from one with it. The
-    speed of a kernel does not depend on the cap.
+    The cap has the size of the scores, so that a check finds an output in which the cap is missing.
+    The speed of a kernel does not depend on the cap.
     """
     squares = [(16, 128, True), (16, 128, False), (32, 64, True)]
     return [
@@ -92,7 +92,7 @@ def bias(op: str) -> list[Case]:
 
 
 def mask(op: str) -> list[Case]:
-    """Every kind of boolean mask at head_dim 64 and 128; entries and heads share what they can."""
+    """Every kind of boolean mask at head_dim 64 and 128."""
     return [
         replace(square(op, "bfloat16", 2, heads, dim, 8192, False, "fa3"), mask=kind)
         for heads, dim in ((32, 64), (16, 128))
@@ -114,7 +114,7 @@ def dropout(op: str) -> list[Case]:
 
 
 def block_mask(op: str) -> list[Case]:
-    """A quarter of the blocks at head_dim 64 and 128, shared by all entries and heads."""
+    """A block mask that shows a quarter of the blocks, for all heads, at head_dim 64 and 128."""
     return [
         replace(square(op, "bfloat16", 2, heads, dim, 8192, False, "fa3"), block_mask=True)
         for heads, dim in ((32, 64), (16, 128))
@@ -122,7 +122,7 @@ def block_mask(op: str) -> list[Case]:
 
 
 def score_mod(op: str) -> list[Case]:
-    """A soft cap as the caller's text at head_dim 64 and 128."""
+    """A soft cap that the caller writes as a score modification, at head_dim 64 and 128."""
     return [
         replace(
             square(op, "bfloat16", TOKENS // seqlen, HIDDEN // dim, dim, seqlen, False, "fa3"),
@@ -132,7 +132,7 @@ def score_mod(op: str) -> list[Case]:
     ]
 
 
-#: Lengths of packed sequences, heads and head_dim: random cuts, equal parts, and a mix of 512.
+#: The kind of lengths, heads and head_dim: random cuts, equal lengths, and a mix of 512 sequences.
 _PACKED = (
     ("cut-16", 16, 128),
     ("cut-64", 32, 64),
@@ -153,7 +153,7 @@ def packed(op: str) -> list[Case]:
     ]
 
 
-#: Generations, heads and widths outside of the feature sets above.
+#: Generations, heads and widths that the feature sets above lack.
 _ELSEWHERE = (("fa2", 32, 64), ("fa2", 16, 128), ("fa3", 16, 96), ("fa3", 16, 192), ("fa3", 8, 256))
 
 

@@ -1,4 +1,4 @@
-"""Problems with few queries on many keys, or few heads: their rows alone fill no device."""
+"""Problems with few queries on many keys, or few heads: the query rows do not fill a device."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _DECODED = (
     (32, 1000, 32, 4, 256),
     (8, 8192, 16, 2, 256),
 )
-#: The same with paged caches.
+#: Batch, keys, heads of q and of k, and head_dim of a step of decoding with paged caches.
 _PAGED = (
     (64, 8192, 32, 8, 128),
     (16, 8192, 32, 8, 128),
@@ -29,22 +29,22 @@ _PAGED = (
     (8, 8192, 16, 2, 256),
 )
 #: Batch, queries, keys, heads and head_dim: the words of a prompt that attend to an image, and a
-#: part of a prompt.
+#: chunk of a long prompt.
 _CROSSED = ((16, 77, 4096, 8, 64), (16, 77, 4096, 8, 128), (4, 1024, 8192, 16, 128))
 
 
 def decode() -> list[Case]:
-    """A step of decoding over caches that are full; ``attention`` takes turns with it."""
+    """A step of decoding over full caches; ``attention`` takes turns with it."""
     return _decoded(_DECODED)
 
 
 def decode_float8() -> list[Case]:
-    """The same over float8 caches; 16-bit caches of the same numbers take turns."""
+    """A step of decoding over float8 caches; 16-bit caches of the same numbers take turns."""
     return [replace(case, float8=True) for case in decode()]
 
 
 def pages() -> list[Case]:
-    """The same over paged caches; the call for caches in one piece takes turns with it."""
+    """A step of decoding over paged caches; the call for caches in one piece takes turns."""
     return [replace(case, pages=(64, 16)) for case in _decoded(_PAGED)]
 
 
@@ -60,7 +60,7 @@ def _decoded(sizes: tuple[tuple[int, int, int, int, int], ...]) -> list[Case]:
 
 
 def few() -> list[Case]:
-    """Fewer queries than keys, and one long head under a causal mask."""
+    """Problems with fewer queries than keys, and one long head under a causal mask."""
     crossed = [
         Case("forward", "bfloat16", batch, heads, heads, dim, dim, queries, keys, False, "fa3")
         for batch, queries, keys, heads, dim in _CROSSED

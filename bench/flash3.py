@@ -1,9 +1,9 @@
 """FlashAttention-3's own kernels beside ours, both under ``jax.jit``: only JAX can call them.
 
 They come with the package ``dew_flash_attn``. A backward pass is the pullback of
-``jax.vjp``, compiled alone. Where a pass is so short that the host may not keep up
-with the device, kernel times of JAX's profiler take the place of those of many
-queued passes.
+``jax.vjp``, compiled separately. Usually many passes are queued and timed together.
+Where a pass is so short that the host may not keep up with the device, the kernel
+times of JAX's profiler count instead.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ __all__ = [
 ]
 
 OURS, PEER = "cuflash", "flash-attn-3"
-#: A pass of at least this many milliseconds keeps the host waiting for the device.
+#: If a pass takes at least this many milliseconds, the host keeps up with the device.
 HIDDEN = 0.2
 
-#: A function of q, k, v and, in cases with them, sinks that returns the output.
+#: A function of q, k, v and, in cases with sinks, of the sinks; it returns the output.
 Function = Callable[..., Any]
 
 
@@ -91,7 +91,7 @@ def measure(
     import jax
 
     *given, dout = inputs.matrices(case)
-    if not case.lengths:  # offsets have no gradient: functions bring them
+    if not case.lengths:  # offsets have no gradient: the functions make them
         given += inputs.features(case).values()
     arrays, dout = [to_jax(array) for array in given], to_jax(dout)
     truth, passes, worst = Truth(case, inputs), {}, {}
@@ -122,7 +122,8 @@ def compiled_pass(case: Case, function: Function, arrays: list[Any], dout: Any) 
         forward = jax.jit(function)
         return lambda: forward(*arrays)
     _, pullback = jax.vjp(function, *arrays)
-    backward = jax.jit(lambda pull, cotangent: pull(cotangent))  # what is saved is an argument
+    # The residuals of the forward pass are arguments of this function.
+    backward = jax.jit(lambda pull, cotangent: pull(cotangent))
     return lambda: backward(pullback, dout)
 
 
@@ -140,7 +141,7 @@ def timed(
         return "passes", times
     try:
         return "kernels", of_kernels(passes, jax.block_until_ready)
-    except Exception as error:  # a profiler may lack anything on a machine
+    except Exception as error:  # the profiler may fail in any way
         say(f"no kernel times, {type(error).__name__}: {error}")
         return "passes", times
 
@@ -172,7 +173,7 @@ def _row(
 
 
 def summary(rows: list[dict[str, Any]]) -> list[str]:
-    """A line for each pass: the geometric mean of our ratios, and the least."""
+    """A line for each pass: the geometric mean and the worst of our ratios."""
     lines = []
     for op in ("forward", "backward"):
         ratios = [r["ratio"] for r in rows if r["impl"] == OURS and r["op"] == op and r["ratio"]]
@@ -188,7 +189,7 @@ def _ours(case: Case) -> Function:
     from cuflash.jax import attention
 
     options: dict[str, Any] = {"is_causal": case.causal, "algorithm": case.algorithm}
-    if case.window_size is not None:  # whose negative sides are bounds in JAX
+    if case.window_size is not None:  # None becomes the length: negative sides are bounds in JAX
         sides = (case.seqlen_kv if side is None else side for side in case.window_size)
         options["local_window_size"] = tuple(sides)
     if case.softcap is not None:
@@ -246,7 +247,7 @@ _VERSIONS: Mapping[str, Callable[[], str]] = {
 
 
 def to_cupy(array: Any) -> Any:
-    """A CuPy array on the memory of a copy of JAX's; CuPy only has to know its bits."""
+    """A CuPy array on the memory of a JAX array; bfloat16 goes through 16-bit integers."""
     import cupy
     import jax
 

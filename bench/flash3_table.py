@@ -17,7 +17,7 @@ _OURS = "cuflash"
 def render(packed: bool = False) -> str:
     """A line for each case of the last run, and the mean of each pass; empty without rows.
 
-    Packed sequences and other cases come in separate runs; ``packed`` selects one.
+    Packed sequences and other cases have separate runs; ``packed`` selects one of the two.
     """
     stored = load("nvidia-h200-flash3.json")
     rows = latest([row for row in stored if ("lengths" in row["options"]) == packed])

@@ -14,14 +14,14 @@ __all__ = ["flex_attention", "takes"]
 
 
 def takes(case: Case) -> bool:
-    """Whether a case has one feature that it supports; ``causal`` only comes with slopes."""
+    """Whether a case has exactly one feature, which it supports; only slopes come with causal."""
     one = [feature for feature in case.features if feature != "dbias"]
     known = one in (["alibi"], ["bias"], ["mask"], ["block_mask"], ["score_mod"])
     return case.dtype in ("float16", "bfloat16") and known and case.causal == case.alibi
 
 
 def flex_attention(case: Case) -> Callable[..., Any]:
-    """The forward pass of (batch, seqlen, heads, head_dim) tensors and the array of the feature.
+    """The forward pass of (batch, seqlen, heads, head_dim) tensors and of the feature's array.
 
     The first call compiles it, as a whole or not at all, and for this case only; earlier
     compilations are discarded, because the compiler keeps few variants of one function. That call
@@ -54,8 +54,8 @@ def flex_attention(case: Case) -> Callable[..., Any]:
 
 
 def _block_mask(flex: Any, case: Case, mask: Any) -> Any:
-    """The blocks that have visible pairs, and the function that decides; None if all are
-    visible."""
+    """FlexAttention's mask: the blocks with visible pairs, and the function that decides about a
+    pair; None if all pairs are visible."""
     if not case.causal and case.mask is None and not case.block_mask:
         return None
     entries = case.batch if case.mask == "padding" else None
@@ -65,7 +65,7 @@ def _block_mask(flex: Any, case: Case, mask: Any) -> Any:
 
 
 def _visible(case: Case, mask: Any) -> Callable[..., Any]:
-    """A function that says whether a query sees a key: from the array, or causal from positions."""
+    """A function that says whether a query sees a key, by the array or by a causal comparison."""
     if case.causal or case.mask == "causal":
         return lambda b, h, i, j: i >= j
     if case.mask == "padding":
@@ -85,8 +85,8 @@ def _capped(score: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
 def _added(alibi_slopes: Any = None, bias: Any = None) -> Callable[..., Any] | None:
     """The function that changes a score, or None.
 
-    A bias is read as it is, its place in the batch by a tensor: a view of it, or a place that is a
-    number, has no gradient.
+    The function indexes the bias itself, and its batch axis by a tensor (``b * 0``): with a view of
+    the bias, or a plain number as the index, FlexAttention gives no gradient.
     """
     if alibi_slopes is not None:
         return lambda score, b, h, i, j: score - alibi_slopes[h] * (i - j)

@@ -1,4 +1,4 @@
-"""Float8 numbers on the device, whose libraries know no such type: by their bits."""
+"""Float8 numbers by their bits, because the array libraries of the device lack the type."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MOST = 448.0
 
 
 def nearest(x: Any, xp: Any) -> Any:
-    """The nearest float8_e4m3fn number, of two the even one, of numbers in float32; as float32."""
+    """Float32 numbers rounded to the nearest float8_e4m3fn number, ties to even, in float32."""
     bits = x.view(xp.uint32)
     usual = (((bits + 0x7FFFF + ((bits >> 20) & 1)) >> 20) << 20).view(xp.float32)
     small = xp.rint(x / _STEP).astype(xp.float32) * np.float32(_STEP)
@@ -22,7 +22,7 @@ def nearest(x: Any, xp: Any) -> Any:
 
 
 def bytes_of(x: Any, xp: Any) -> Any:
-    """The bytes that stand for float8 numbers, which are given in float32."""
+    """The bytes of float8 numbers that are given in float32."""
     bits = x.view(xp.uint32)
     usual = ((bits & 0x7FFFFFFF) >> 20).astype(xp.int32) - (127 - 7) * 8
     small = xp.rint(abs(x) / _STEP).astype(xp.int32)

@@ -16,7 +16,7 @@ SETS = ("decode-float8",)
 
 
 def render(rows: Sequence[Row]) -> str:
-    """A line for each case; of the protocol ``turns`` if that was run, empty without rows."""
+    """A line for each case, from the protocol ``turns`` if it was run; empty without rows."""
     rows = of_turns(rows)
     if not rows:
         return ""
@@ -33,7 +33,7 @@ def render(rows: Sequence[Row]) -> str:
 
 
 def _lines(rows: Sequence[Row]) -> list[dict[bool, Row]]:
-    """The rows of every case by whether they are of float8 caches."""
+    """The rows of every case, by whether their caches are float8."""
     found: dict[tuple[Any, ...], dict[bool, Row]] = {}
     for row in rows:
         options = {**row["options"], "float8": None}

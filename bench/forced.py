@@ -18,7 +18,7 @@ Prepared = tuple[Callable[[], Sequence[Any]], Any]  # the call, and its plan
 
 
 def call_of(case: Case, tile: Any, inputs: Inputs) -> Prepared:
-    """A prepared call of a case, with a tile in place of the plan's unless that is None.
+    """A prepared call of a case with this tile; with None it has the plan's tile.
 
     Only this function knows how to force a tile: it plans this pass with the tile, outside the
     cache of plans.
@@ -51,9 +51,9 @@ def call_of(case: Case, tile: Any, inputs: Inputs) -> Prepared:
 
 
 def launch_of(case: Case, prepared: Any, inputs: Inputs) -> Callable[[], Sequence[Any]]:
-    """A call of the prepared pass, without arguments; it returns the output or the gradients.
+    """A function without arguments that runs the prepared pass; it returns output or gradients.
 
-    Its results and its workspace hold NaN until it has run.
+    The results and the workspace hold NaN until the function is called.
     """
     features = inputs.features(case)
     arrays = {"q": inputs.q, "k": inputs.k, "v": inputs.v, "dout": inputs.dout, **features}

@@ -44,11 +44,11 @@ class Inputs:
     cu_seqlens_q: Any = None  # where packed sequences begin, and where the last one ends
     cu_seqlens_kv: Any = None
     cache_seqlens: Any = None  # (batch,), for full caches
-    paged: Paged | None = None  # the same k and v in pages of the size in ``of``
-    stored: tuple[Any, Any] | None = None  # the same as float8 bytes, if ``of`` asks for them
+    paged: Paged | None = None  # k and v in pages, made by ``of``
+    stored: tuple[Any, Any] | None = None  # k and v as float8 bytes, made by ``of``
 
     def of(self, case: Case) -> Inputs:
-        """The same numbers, with the case's batch entries and pages."""
+        """The same numbers with the batch entries of the case, and with its pages or bytes."""
         matrices = {name: getattr(self, name) for name in ("q", "k", "v", "dout")}
         made = {name: x.reshape(case.batch, -1, *x.shape[2:]) for name, x in matrices.items()}
         paged = _in_pages(made["k"], made["v"], case.page_size) if case.page_size else None
@@ -103,10 +103,10 @@ def _in_pages(k: Any, v: Any, size: int) -> Paged:
     """Copies in pages; the order of pages is random but the same in every run."""
     xp, (batch, seqlen) = array_module(k), k.shape[:2]
     table = np.random.default_rng(1).permutation(batch * seqlen // size)
-    held = xp.asarray(np.argsort(table))  # the part of all keys that a page holds
+    held = xp.asarray(np.argsort(table))  # the number of the run of keys in each page
 
     def copied(x: Any) -> Any:
-        bits = x.view(f"uint{8 * x.dtype.itemsize}")  # whatever a library knows of the type
+        bits = x.view(f"uint{8 * x.dtype.itemsize}")  # no library has to know the type
         return bits.reshape(-1, size, *x.shape[2:])[held].view(x.dtype)
 
     return Paged(copied(k), copied(v), xp.asarray(table.reshape(batch, -1).astype(np.int32)))
@@ -119,7 +119,7 @@ def _stored(x: Any) -> Any:
 
 
 def array_module(array: Any) -> Any:
-    """NumPy for its arrays, else CuPy."""
+    """NumPy for a NumPy array, else CuPy."""
     if isinstance(array, np.ndarray):
         return np
     import cupy
@@ -148,8 +148,8 @@ def narrowed(array: Any, dtype: str) -> Any:
 def make_inputs(case: Case, xp: Any) -> Inputs:
     """Standard normal arrays, the same in every run, of CuPy or of NumPy.
 
-    Slopes of ALiBi are those of its paper, and masks those of their kind. Keys and values of
-    float8 caches are rounded to numbers that these hold.
+    The slopes are those of the ALiBi paper; a mask is the one of the case's kind. Keys and values
+    of float8 caches are rounded to float8 numbers.
     """
     generator = xp.random.default_rng(1)
     drawn = np.float64 if case.dtype == "float64" else np.float32

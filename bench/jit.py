@@ -1,7 +1,8 @@
 """The time of gradients under ``jax.jit`` beside the plain calls, on the same arrays.
 
-XLA has its own stream, on which our events cannot be recorded. Many passes are therefore queued,
-large enough that the host is far ahead, and the time until all are done is divided by their number.
+XLA has its own stream, on which our events cannot be recorded. Therefore many passes are queued,
+and the time until all are done is divided by their number. The passes are so long that the host
+stays far ahead of the device.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ PASSES = 12
 ROUNDS = 9
 IMPLEMENTATIONS = ("cuflash", "jax.jit(jax.grad)")
 
-#: Queues one pass; its return value keeps the results alive.
+#: A function that queues one pass; its return value keeps the results alive.
 Pass = Callable[[], Any]
 
 
 def run_jit(output: Path | None = None) -> list[dict[str, Any]]:
-    """Time both ways on the GPU, print a line for each case and store the rows."""
+    """Time plain calls and ``jax.jit`` on the GPU, print a line for each case, store the rows."""
     from cuflash.cuda.available import require_device
 
     require_device()
@@ -71,7 +72,7 @@ def plain_pass(case: Case) -> Pass:
 
 
 def jitted_pass(case: Case) -> Pass:
-    """The same gradients of ``sum(out * dout)`` by JAX, all of it compiled."""
+    """JAX's gradients of ``sum(out * dout)``, which are the same, compiled as one program."""
     import cupy
     import jax
 
@@ -94,7 +95,7 @@ def time_passes(
     clock: Callable[[], float] = time.perf_counter,
     count: int = PASSES,
 ) -> dict[str, list[float]]:
-    """Milliseconds of a pass in each of its rounds, taking turns.
+    """Milliseconds of every pass in each round; the passes take turns.
 
     Parameters
     ----------
@@ -122,7 +123,7 @@ def time_passes(
 def rows_of(
     case: Case, timed: Mapping[str, list[float]], yardstick: str = IMPLEMENTATIONS[0]
 ) -> list[dict[str, Any]]:
-    """A row for each way, with its speed relative to the yardstick."""
+    """A row for each implementation, with its speed relative to that of ``yardstick``."""
     plain = timed[yardstick]
     rows = []
     for name, times in timed.items():

@@ -1,8 +1,8 @@
 """Programs of ``jax.jit`` with our attention, beside the same programs with others' attention.
 
 A program is timed as its user sees it: many runs are queued, and the time until all are done is
-divided by their number. A short program takes the host's time to queue it, a long one the device's
-time to run it.
+divided by their number. For a short program that is the host's time to queue it, for a long program
+the device's time to run it.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ __all__ = ["CALLBACK", "CUDNN", "PROGRAMS", "TRIVIAL", "XLA", "Program", "measur
 
 CALLBACK, CUDNN, XLA, TRIVIAL = "callback", "cudnn", "xla", "x + 1"
 
-#: Seconds of the runs between two waits, and the most and fewest runs.
+#: Seconds of the runs that are queued between two waits, and the most and the fewest of these runs.
 _QUEUED, _MOST, _FEWEST = 0.03, 300, 4
 
 
 @dataclass(frozen=True)
 class Program:
-    """Calls in sequence, each with the output of the one before, or their gradients."""
+    """Calls in sequence, each with the last one's output as q, or the gradients of all of it."""
 
     case: Case
     calls: int = 1
 
 
 def _programs() -> tuple[Program, ...]:
-    """Forward and backward: the cost of a call, small problems of models, and large ones."""
+    """Both passes of tiny problems, which show the cost of a call, small ones and large ones."""
     tiny = (1, 4, 4, 64, 64, 64, 64, False)
     others = (
         (1, 8, 8, 64, 64, 256, 256, True),
@@ -133,7 +133,7 @@ def _made(
     import jax
 
     native = "0" if name == CALLBACK else "1"
-    with mock.patch.dict(os.environ, CUFLASH_JAX_NATIVE=native):  # read while it is lowered
+    with mock.patch.dict(os.environ, CUFLASH_JAX_NATIVE=native):  # read while JAX lowers
         one = compiled_program(program, make(program.case), arrays)
         found = jax.tree.leaves(jax.block_until_ready(one()))
     if program.calls > 1 or name == TRIVIAL:
@@ -189,7 +189,7 @@ def _count(each: Pass, clock: Callable[[], float] = time.perf_counter) -> int:
 def _row(
     program: Program, name: str, times: Mapping[str, list[float]], worst: float | None
 ) -> dict[str, Any]:
-    """A row; its ratio is our speed relative to it."""
+    """A row of an implementation; ``ratio`` is our speed relative to its speed."""
     case, median = program.case, statistics.median(times[name])
     ratio, low, _ = median_ratio(times[OURS], times[name])
     return {
@@ -215,7 +215,7 @@ def _of_jax(implementation: str) -> Callable[[Case], Function]:
     return make
 
 
-#: Ours with the handler and with Python; those of JAX; FlashAttention-3; no attention at all.
+#: Ours by the native handler and by a Python callback; JAX's two; FlashAttention-3; no attention.
 FUNCTIONS: Mapping[str, Callable[[Case], Function]] = {
     OURS: WITH_FLASH3[OURS],
     CALLBACK: WITH_FLASH3[OURS],

@@ -13,7 +13,7 @@ from .stored import Row, latest, load
 
 __all__ = ["render"]
 
-#: Columns beside ours, and their names in a table.
+#: The columns besides ours: implementations, and their names in the table.
 _COLUMNS = {
     CALLBACK: "by Python",
     CUDNN: "jax.nn, cuDNN",

@@ -13,7 +13,8 @@ __all__ = ["busy", "kernel_times"]
 
 PASSES = 12
 ROUNDS = 5
-#: Device planes, and the lines of streams in them; other lines sum these up.
+#: The beginnings of the names of device planes, and of their lines with the events of streams;
+#: the other lines of a plane sum these events up.
 DEVICE, STREAM = "/device:GPU", "Stream"
 
 
@@ -23,7 +24,7 @@ def kernel_times(
     rounds: int = ROUNDS,
     profiled: Callable[[Callable[[], Any]], Any] | None = None,
 ) -> dict[str, list[float]]:
-    """Milliseconds of device time of a pass in each round, taking turns.
+    """Milliseconds of device time of every pass in each round; the passes take turns.
 
     Parameters
     ----------

@@ -1,8 +1,8 @@
-"""Host time of a call: many calls are queued, and the time until the last one returns is divided.
+"""Host time of a call: the time in which many calls are queued, divided by their number.
 
 The problem is so small that the device finishes before the host: a caller waits only for the
-library's own work. All take turns, one block of calls each, and nothing waits for the device inside
-a block.
+library's own work. The implementations take turns, one block of calls each, and nothing waits for
+the device inside a block.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .stored import label
 __all__ = ["PEERS_TIMED", "Contestant", "run_latency", "time_blocks"]
 
 CASE = Case("forward", "bfloat16", 1, 4, 4, 64, 64, 64, 64, False, "auto")
-#: Sets of arrays through which calls cycle.
+#: The number of sets of arrays through which calls cycle.
 SETS = 16
 CALLS = 500
 BLOCKS = 15
@@ -43,7 +43,7 @@ Call = Callable[[int], Any]
 
 @dataclass(frozen=True)
 class Contestant:
-    """One way to call: ``call(number)`` is call ``number`` of a block."""
+    """One way to call: ``call(number)`` makes call ``number`` of a block."""
 
     impl: str
     version: str
@@ -56,7 +56,7 @@ class Contestant:
 
     @property
     def calls(self) -> int:
-        """The calls of a block: as many as surely fit the queue."""
+        """The number of calls in a block, whose launches all fit the queue."""
         return min(CALLS, QUEUE // self.launches)
 
 
@@ -66,7 +66,7 @@ def time_blocks(
     blocks: int,
     clock: Callable[[], float] = time.perf_counter,
 ) -> list[list[float]]:
-    """Microseconds of a call of every contestant in each of its blocks, taking turns.
+    """Microseconds of a call of every contestant in each of its blocks; they take turns.
 
     Parameters
     ----------
@@ -99,7 +99,7 @@ def _block(contestant: Contestant, wait: Callable[[], Any], clock: Callable[[], 
 
 
 def run_latency(output: Path | None = None, peers: str | None = None) -> list[dict[str, Any]]:
-    """Time the calls of this library and of the peers, print a line each and store the rows."""
+    """Time calls of this library and of peers, print a line for each and store the rows."""
     from cuflash.cuda.available import require_device
 
     asked = select_peers(",".join(PEERS_TIMED) if peers is None else peers)
@@ -184,7 +184,7 @@ def _our(op: str, what: str, call: Call, launches: int, algorithm: str) -> Conte
 
 
 def _prepared() -> Contestant:
-    """Addresses of all sets in turn; the results and the workspace exist already."""
+    """A prepared pass, called with addresses; results and workspace are allocated before."""
     import cupy
 
     import cuflash
@@ -205,7 +205,7 @@ def _prepared() -> Contestant:
 
 
 def of_peer(peer: Peer) -> list[Contestant]:
-    """A peer's forward pass; its context is entered once a block, as a program would."""
+    """A peer's forward pass; its context is entered once for a block, as in a program."""
     if peer.name not in PEERS_TIMED:
         raise SystemExit(f"--peers: {peer.name!r} is not timed here, but {', '.join(PEERS_TIMED)}")
     sets = [tuple(map(torch_peers.to_torch, arrays)) for arrays in _sets()]
@@ -219,7 +219,7 @@ def of_peer(peer: Peer) -> list[Contestant]:
 
 
 def _able(contestants: Sequence[Contestant]) -> list[Contestant]:
-    """The contestants that work; prints a line for each other one."""
+    """The contestants that work; prints a line for each one that does not."""
     found = []
     for each in contestants:
         try:

@@ -1,4 +1,4 @@
-"""The timed packed batches: their lengths, the same in all runs."""
+"""The lengths of the timed packed batches, which are the same in all runs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["equal_entries", "lengths_of", "offsets_of"]
 
 #: Tokens of a batch that is cut into sequences.
 TOKENS = 32768
-#: The shortest and longest sequence of the mix, and their number.
+#: The shortest and the longest possible sequence of the mix, and its number of sequences.
 SHORTEST, LONGEST, MIXED = 16, 8192, 512
 
 
@@ -40,6 +40,6 @@ def offsets_of(kind: str) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
 
 
 def equal_entries(kind: str | None) -> int:
-    """Entries of an unpadded batch that is the same problem; 0 if there is none."""
+    """The entries of an unpadded batch that is the same problem; 0 if no batch is."""
     lengths = () if kind is None else lengths_of(kind)
     return len(lengths) if len(set(lengths)) == 1 else 0

@@ -22,7 +22,7 @@ __all__ = [
 
 
 def of_turns(rows: Sequence[Row]) -> list[Row]:
-    """The rows of the protocol ``turns``; all of them if there are none."""
+    """The rows of the protocol ``turns``; all rows if that protocol has none."""
     return [row for row in rows if row["protocol"] == "turns"] or list(rows)
 
 
@@ -49,7 +49,7 @@ def hidden_by(row: Row) -> str:
 
 
 def _pair(of_q: int, of_kv: int) -> str:
-    """A number for the queries, and that of keys or values if it differs."""
+    """The number of the queries, and that of keys or values after it if the two differ."""
     return f"{of_q}" if of_q == of_kv else f"{of_q}/{of_kv}"
 
 
@@ -69,9 +69,10 @@ def problems(rows: Sequence[Row]) -> list[list[Row]]:
 
 
 def _beside(row: Row) -> Row:
-    """The row of ``causal=True`` for a causal mask in an array.
+    """A row in the terms of its plain call.
 
-    For packed sequences of one length it is that of a batch.
+    A causal mask in an array becomes ``causal=True``, and packed sequences of one length become a
+    batch.
     """
     entries = equal_entries(row["options"].get("lengths"))
     if entries:
@@ -81,7 +82,7 @@ def _beside(row: Row) -> Row:
 
 
 def main_row(rows: Sequence[Row]) -> Row:
-    """Our row of a problem: the newest generation's, with its extra if it has one."""
+    """Our row of a problem: that of the newest generation, with the extra if a row has one."""
     ours = [row for row in rows if row["sources"]]
     return max(ours, key=lambda row: (has_extras(row), label(row)))
 
@@ -95,6 +96,6 @@ def plain_row(rows: Sequence[Row]) -> Row | None:
 
 
 def of_the_plain_call(rows: Sequence[Row]) -> str:
-    """The speed with an extra over that without; the stored ratio is the inverse."""
+    """The speed with an extra divided by the speed without it; the stored ratio is the inverse."""
     plain = plain_row(rows)
     return f"{1 / plain['ratio']:.3f}" if plain and plain["ratio"] else ""

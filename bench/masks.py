@@ -11,14 +11,14 @@ __all__ = ["BLOCK", "KINDS", "part_shown", "shown", "shown_blocks"]
 
 #: Queries and keys of a block of the kind ``blocks``; one block in ``ONE_IN`` is shown.
 BLOCK, ONE_IN = 128, 4
-#: The shares of the keys that padding leaves to the batch entries, in turn.
+#: The shares of the keys that padding leaves visible; batch entries take the shares in turn.
 LEFT = (1 / 2, 3 / 4)
 
 
 def shown(kind: str, batch: int, seqlen_q: int, seqlen_kv: int) -> Any:
-    """A mask on the host with all axes; shared entries and queries are stored once.
+    """A mask on the host with four axes; an axis along which it is constant may have length 1.
 
-    Random parts are the same in every run and on every device.
+    Random masks are the same in every run and on every device.
     """
     return KINDS[kind](batch, seqlen_q, seqlen_kv)
 
@@ -49,7 +49,7 @@ def _padding(batch: int, seqlen_q: int, seqlen_kv: int) -> Any:
 
 
 def _blocks(batch: int, seqlen_q: int, seqlen_kv: int) -> Any:
-    """Blocks that are shown or hidden entirely: the diagonal, and random others."""
+    """Blocks that are shown or hidden as a whole: the diagonal and random others are shown."""
     pairs = shown_blocks(seqlen_q, seqlen_kv).repeat(BLOCK, axis=-2).repeat(BLOCK, axis=-1)
     return pairs[..., :seqlen_q, :seqlen_kv]
 

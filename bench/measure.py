@@ -1,4 +1,4 @@
-"""Times one case: ours and what takes turns with it, each verified first."""
+"""Times one case: our call and the calls that take turns with it, each verified first."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ class _Entry:
 
     @property
     def of(self) -> list[str]:
-        """What distinguishes its problem from those of other entries."""
+        """The extras, by which its problem differs from the problems of other entries."""
         return self.case.extras
 
     @property
     def ours(self) -> bool:
-        """Whether it is the library's."""
+        """Whether the implementation is this library."""
         return self.peer.name == OURS
 
 
@@ -166,11 +166,11 @@ def _row(
 
 
 def _compared(entry: _Entry, entries: Sequence[_Entry]) -> list[_Entry]:
-    """The entries to which the ratio of an entry refers: others of its problem.
+    """The entries to which the ratio of an entry refers: usually the others of its problem.
 
-    For the call without extras it is ours with them. Where copies take turns, both calls of ours
-    are compared with the peers; for paged caches all sizes are compared with the call for one
-    piece, which is the last, and float8 caches with the call for 16 bits.
+    Our call without extras is compared with our call with them. Where copies take turns, both of
+    our calls are compared with the peers. Paged caches of every size are compared with caches in
+    one piece, and float8 caches with 16-bit caches; the entry of these calls is the last.
     """
     main = entries[0]
     if main.case.pages or main.case.float8:

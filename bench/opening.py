@@ -1,4 +1,4 @@
-"""The opening of README and of the results: all cells of the grid beside the best peers."""
+"""The opening of README and of the results: all points of the grid, beside the best peers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NAMES = {OURS: "cuflash", "torch cudnn": "cuDNN", "flash-attn-4": "FlashAttentio
 
 
 def _rows(stored: Sequence[Row]) -> dict[str, list[Row]]:
-    """The rows by pass; empty if ours stands alone or a pass is missing."""
+    """The rows by pass; empty if a pass has no rows, or only rows of ours."""
     by_op = {}
     for name in SETS:
         rows = [row for row in of_set(name, stored) if row["protocol"] == "turns"]
@@ -120,7 +120,7 @@ def drawings() -> list[Drawing]:
 
 
 def _lines(rows: Sequence[Row]) -> dict[str, list[list[Any]]]:
-    """[seqlen, causal, TFLOP/s] of every implementation, full before causal; ours last, on top."""
+    """[seqlen, causal, TFLOP/s] of every implementation; ours is last, so that it is on top."""
     found: dict[str, list[list[Any]]] = {}
     for row in sorted(rows, key=lambda row: (label(row) == OURS, row["causal"], row["seqlen_q"])):
         point = [row["seqlen_q"], row["causal"], row["tflops"]]
@@ -159,7 +159,7 @@ def _paint(pyplot: Any, title: str, panels: Sequence[tuple[str, int, Any]]) -> A
 
 
 def _paint_panel(axis: Any, title: str, lines: Any, colors: dict[str, str]) -> None:
-    """Lengths without a mask on the left, the same with a causal mask on the right."""
+    """Draw the lengths without a mask on the left, and those with a causal mask on the right."""
     lengths = sorted({length for points in lines.values() for length, _, _ in points})
     for name, points in lines.items():
         width = 2.5 if name == _name(OURS) else 1.3

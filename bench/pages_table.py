@@ -16,7 +16,7 @@ SETS = ("pages",)
 
 
 def render(rows: Sequence[Row]) -> str:
-    """A line for each case; of the protocol ``turns`` if that was run; empty without rows."""
+    """A line for each case, from the protocol ``turns`` if it was run; empty without rows."""
     rows = of_turns(rows)
     sizes = sorted(filter(None, {_page_size(row) for row in rows}), reverse=True)
     if not sizes:

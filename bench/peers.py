@@ -1,4 +1,4 @@
-"""The alternatives of a user, each as a maker of calls on CuPy arrays."""
+"""The alternatives that a user has; each of them makes calls on CuPy arrays."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _cupy_version() -> str:
 
 
 def _by_hand(case: Case, inputs: Inputs) -> Callable[[], Any]:
-    """Attention as CuPy users write it: whole matrices, in place where they would do so."""
+    """Attention as CuPy users write it: on whole matrices, in place where that is usual."""
     import cupy
 
     q, k, v = (a.swapaxes(1, 2) for a in (inputs.q, inputs.k, inputs.v))
@@ -80,7 +80,7 @@ def _by_hand(case: Case, inputs: Inputs) -> Callable[[], Any]:
     return call
 
 
-#: The most elements of a score matrix written by hand; a larger one only takes time.
+#: The most elements of the score matrix in attention by hand; larger ones would only take time.
 MOST_SCORES = 2**31
 
 
@@ -116,7 +116,7 @@ PEERS = {
 
 
 def select_peers(names: str | None) -> list[Peer]:
-    """The peers in a comma-separated list, all of them for None; never ours."""
+    """The peers in a comma-separated list, or all for None; cuflash is not one of them."""
     others = [name for name in PEERS if name != OURS]
     asked = others if names is None else [name for name in names.split(",") if name]
     unknown = [name for name in asked if name not in others]
@@ -126,7 +126,7 @@ def select_peers(names: str | None) -> list[Peer]:
 
 
 def importable(peers: Sequence[Peer], say: Callable[[str], None]) -> list[Peer]:
-    """The peers whose packages are installed; prints a line for each other one."""
+    """The peers whose packages can be imported; prints a line for each one that cannot."""
     found = []
     for peer in peers:
         try:

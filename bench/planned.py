@@ -14,7 +14,7 @@ __all__ = ["plan_of"]
 
 
 def plan_of(case: Case, inputs: Inputs) -> str:
-    """The plan as text, as rows have it."""
+    """The plan as the text that rows contain."""
     if case.kvcache:
         return _of_caches(case, inputs)
     import cuflash
@@ -26,7 +26,7 @@ def plan_of(case: Case, inputs: Inputs) -> str:
 
 
 def _of_caches(case: Case, inputs: Inputs) -> str:
-    """The plan for caches, which ``explain`` does not cover: tile and chunk of a usual batch."""
+    """The plan of a call for caches as such a text; ``explain`` does not cover these calls."""
     from cuflash.arrays.adopt import adopt
     from cuflash.options import check_options
     from cuflash.pipeline import plan_call

@@ -17,7 +17,7 @@ _Problem = tuple[object, ...]
 def pooled(rows: Sequence[Row]) -> dict[_Key, dict[_Problem, float]]:
     """Our mean ratio over runs for every problem, by generation, pass, dtype, protocol and kind.
 
-    A ratio is to the best other implementation of its run.
+    A ratio compares our speed with the best other implementation in the same run.
     """
     ratios: dict[_Key, dict[_Problem, list[float]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
@@ -30,7 +30,7 @@ def pooled(rows: Sequence[Row]) -> dict[_Key, dict[_Problem, float]]:
 
 
 def summary(rows: Sequence[Row]) -> list[str]:
-    """A line for each pass, dtype and protocol, and one for each length and width in it."""
+    """A line for each pass, dtype and protocol, then one for each of its lengths and widths."""
     a_row = {problem(row): row for row in rows}
     lines = []
     for key, cells in pooled(rows).items():

@@ -64,14 +64,14 @@ def write(root: Path | None = None) -> None:
 
 
 def _missing(page: str, text: str) -> list[str]:
-    """Blocks with results that their page lacks."""
+    """The blocks of a page that have results but are not in its text."""
     there = names(text)
     return [name for name in PAGES[page] if name not in there and render(name)]
 
 
 def _place(name: str, page: str, text: str) -> int:
-    """The position of a missing block: after the block before it, if that is there, else the
-    end."""
+    """The position of a missing block: after the nearest earlier block that the page has, else at
+    the end."""
     before = PAGES[page][: PAGES[page].index(name)]
     there = [block for block in before if block in names(text)]
     found = re.search(_BLOCK.format(name=there[-1]), text, re.DOTALL) if there else None

@@ -1,8 +1,9 @@
 """The accuracy and the cost of a float32 residual.
 
-The error of dq against float64, where the keys have a component in common, of
-this library with either residual, of PyTorch and of JAX; and the time of a
-forward and a backward pass with either residual.
+Two things are measured. One is the error of dq against float64, where the keys have
+a component in common: of this library with and without the float32 residual, of
+PyTorch and of JAX. The other is the time of a forward and a backward pass with and
+without it.
 """
 
 from __future__ import annotations
@@ -102,7 +103,7 @@ def _ours(residual: str | None) -> Gradient:
 
 
 def _torch(q: Any, k: Any, v: Any, dout: Any) -> Any:
-    """Scaled dot product attention in the order (batch, head, row), by FlashAttention-2."""
+    """PyTorch's attention by FlashAttention-2, which takes (batch, heads, seqlen, head_dim)."""
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
 

@@ -1,7 +1,7 @@
-"""Copies of keys and values that take turns, so that no call finds its own in the L2 cache.
+"""Copies of keys and values that take turns, so that no call finds its arrays in the L2 cache.
 
-A call that is repeated on the same arrays reads from L2 what fits. A step of decoding does not: all
-other layers have run since the last one.
+A call that is repeated on the same arrays reads what fits from L2. A layer of a model cannot do so
+in a step of decoding: all other layers have run since its last step.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ __all__ = ["L2", "TIMES", "copies_of", "in_turn", "number_of"]
 L2 = 60 * 2**20
 #: The size of all copies together, as a multiple of L2.
 TIMES = 3
-#: The fewest copies: the end of one is read between two beginnings of another.
+#: The fewest copies: between two calls on one copy, at least one other copy is read.
 FEWEST = 2
 
 
 def number_of(case: Case) -> int:
-    """The number of copies of a case that take turns; 1 if it has none."""
+    """The number of copies of a case that take turns; 1 if it is not rotated."""
     if not case.rotated:
         return 1
     return max(FEWEST, -(-TIMES * L2 // case.key_bytes))
 
 
 def copies_of(case: Case, inputs: Inputs) -> list[Inputs]:
-    """The inputs, and further ones whose keys and values are copies."""
+    """The inputs, and further inputs with copies of their keys and values."""
     more = range(number_of(case) - 1)
     return [inputs, *(replace(inputs, k=_copy(inputs.k), v=_copy(inputs.v)) for _ in more)]
 
 
 def in_turn(calls: Sequence[Callable[[], Any]]) -> Callable[[], None]:
-    """One call after the other; a result lives no longer than its call."""
+    """A function that makes the calls one after another and drops each result at once."""
 
     def several() -> None:
         for call in calls:
@@ -47,5 +47,5 @@ def in_turn(calls: Sequence[Callable[[], Any]]) -> Callable[[], None]:
 
 
 def _copy(array: Any) -> Any:
-    """A copy of the bits, whatever a library knows of their type."""
+    """A copy of the bits, for which no library has to know the type."""
     return array.view(f"uint{8 * array.dtype.itemsize}").copy().view(array.dtype)

@@ -23,7 +23,7 @@ RESULTS = Path(__file__).parent / "results"
 def run(
     names: str, protocols: str, output: Path | None = None, peers: str | None = None
 ) -> list[dict[str, Any]]:
-    """Time the sets of cases, print a line each, and append the rows to the GPU's file."""
+    """Time the sets of cases, print a line for each row, and append the rows to the GPU's file."""
     from cuflash.cuda.available import require_device
 
     cases, asked, timed = select(names), select_peers(peers), select_protocols(protocols)
@@ -57,7 +57,7 @@ def common_columns() -> dict[str, str]:
 
 
 def results_file(gpu: str, kind: str = "") -> Path:
-    """The file with the rows of a GPU: device times, or those of another kind."""
+    """The file with the rows of a GPU: its device times, or results of another kind."""
     name = re.sub(r"[^a-z0-9]+", "-", gpu.lower())
     return RESULTS / f"{name}{kind}.json"
 

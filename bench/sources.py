@@ -23,8 +23,9 @@ __all__ = [
     "kernels_of",
 ]
 
-#: Earlier sources whose machine code was compared with later ones and is the same: a row keeps the
-#: digest with which it was measured. ``only`` and ``but`` say for which rows that holds.
+#: Pairs of digests of earlier and later sources that were compared and make the same machine code.
+#: A row keeps the digest with which it was measured; ``only`` and ``but`` say to which rows a pair
+#: applies.
 SAME_CODE = Path(__file__).with_name("same_code.json")
 
 #: Folder and file of every kernel of a pass.
@@ -55,25 +56,25 @@ FEATURE_KERNELS = {
     ("split_keys", "forward"): (("steps", "merge"),),
 }
 
-#: The kernels that it adds to both passes of one generation.
+#: The kernels that a feature adds to both passes of one generation.
 GENERATION_KERNELS = {("mask", "fa3"): (("steps", "summarise_mask"),)}
 
-#: Headers of a feature in the kernels of a generation, besides its own.
+#: Headers that a feature adds to the kernels of one generation, besides the feature's own header.
 FEATURE_HEADERS = {
     ("bias", "fa3"): ("features/bias_staged.cuh",),
     ("mask", "fa3"): ("features/mask_packed.cuh",),
     ("split_keys", "fa3"): ("features/kv_chunks.cuh", "features/packed_group.cuh"),
 }
 
-#: Comments and assertions.
+#: Comments and assertions, which make no code.
 _NO_CODE = re.compile(r"//[^\n]*|/\*.*?\*/|static_assert\(.*?\);", re.DOTALL)
 
 
 def digest(root: Path, algorithm: str, op: str, features: Sequence[str] = ()) -> str:
-    """Changes whenever a kernel may have changed; for a pass, or ``forward and backward``.
+    """A digest of a pass, or of ``forward and backward``; it changes if a kernel may have changed.
 
     Comments, assertions and white space do not count: they make no code. The headers and kernels of
-    features count if the pass has them.
+    the given features do count.
     """
     passes = op.split(" and ")
     kernels = [kernel for one in passes for kernel in KERNELS[algorithm, one]]
@@ -103,7 +104,7 @@ def _same_code() -> tuple[dict[str, Any], ...]:
 
 
 def is_current(root: Path, algorithm: str, op: str, row: Mapping[str, Any]) -> bool:
-    """Whether a row was measured with these sources, or with others of the same machine code."""
+    """Whether a row was measured with these sources, or with sources of the same machine code."""
     now = digest(root, algorithm, op, features_of(row))
     return row["sources"] == now or any(
         (same["algorithm"], same["op"], same["of"], same["as"])

@@ -1,4 +1,4 @@
-"""The stored rows, and the selection of those of a set of cases."""
+"""The stored rows, and the selection of the rows of a set of cases."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _PROBLEM = (
 #: Options of extras that a call has or lacks.
 _GIVEN = ("alibi", "bias", "dbias", "sinks", "dropout_p", "block_mask", "score_mod", "kvcache")
 
-#: Kinds of calls, by the option that makes them one; the first match counts.
+#: Kinds of calls, each with the option that all its rows have; the first match counts.
 _KINDS = {
     "deterministic": "deterministic",
     "sinks": "sinks",
@@ -64,7 +64,7 @@ _KINDS = {
     "few queries": "rotated",
 }
 
-#: Endings of the names of files with other results than device times.
+#: Endings of the names of files whose results are not device times of calls on CuPy arrays.
 _OTHER_KINDS = (
     *("-latency", "-story", "-jit", "-jitted"),
     *("-cold", "-residual", "-flash3", "-tiles", "-training-step"),
@@ -110,14 +110,14 @@ def _asked(options: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def kind(row: Row) -> str:
-    """The rows of a pass that are summed up together; empty for the plain call."""
+    """The kind of a row; summaries have a mean for each kind. Empty for the plain call."""
     return next((name for name, option in _KINDS.items() if row["options"].get(option)), "")
 
 
 def has_extras(row: Row) -> bool:
-    """Whether a row belongs to a call whose price is its time over that of the call without.
+    """Whether a row belongs to a call that is compared with the call without its features.
 
-    A soft cap of the size of the score modification is the yardstick of that modification.
+    A soft cap of ``CAP`` is no extra: the score modification is compared with it.
     """
     *_, (softcap, *others, lengths) = _asked(row["options"])
     return any(others) or softcap not in (None, CAP) or equal_entries(lengths) > 0
@@ -148,10 +148,10 @@ def label(row: Row) -> str:
 
 
 def of_set(name: str, rows: Sequence[Row]) -> list[Row]:
-    """The rows of a set of cases from one run: the last of those that cover most of it.
+    """The rows of a set of cases from one run: the last of the runs that cover the most cases.
 
-    A run may hold several sets, and only a part of a set; a table never mixes runs. For a set of
-    features a run must hold more than the plain calls of the comparison.
+    A run may cover several sets, or only some cases of a set; a table never mixes runs. For a set
+    of features, a run with only the plain calls of the comparison does not count.
     """
     cases = CASES[name]()
     options: dict[tuple[Any, ...], list[Any]] = {}

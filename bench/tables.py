@@ -106,7 +106,7 @@ def render(name: str) -> str:
 def grid(name: str, rows: Sequence[Row]) -> str:
     """TFLOP/s of every implementation, our ratio to the best other one, and a summary.
 
-    All rows are of the protocol ``turns`` if that was run, so that the clock is the same for all.
+    If the protocol ``turns`` was run, all rows come from it: there all had the same clock.
     """
     rows = of_turns(rows)
     if not rows:
@@ -122,7 +122,7 @@ def grid(name: str, rows: Sequence[Row]) -> str:
     return "\n".join(parts)
 
 
-#: The name of a column that compares a call with the one without its extra.
+#: The name of the column that compares a call with the call without its extra.
 _BESIDE = {
     "sinks": "of the call without sinks",
     "soft caps": "of the call without a cap",
@@ -134,7 +134,7 @@ _BESIDE = {
     "block masks": "of the dense call",
     "score modifications": "of the call with softcap",
 }
-#: Options of a pass that get a column if a row has one.
+#: Options that get a column of their own if any row has them.
 _ASKED = {"deterministic": "deterministic", "dbias": "gradient of the bias"}
 
 
@@ -169,7 +169,7 @@ def _yes(value: Any) -> str:
 
 
 def _summary(op: str, rows: list[Row]) -> str:
-    """Geometric means of our ratios, and the worst of them, for each kind of call."""
+    """The geometric mean and the worst of our ratios for each kind of call."""
     mains = [main for main in map(main_row, problems(rows)) if main["ratio"]]
     if not mains:
         return f"**{op.capitalize()}**: nothing else was timed."

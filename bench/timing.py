@@ -1,8 +1,8 @@
 """Device time of a launch, with the host's time kept out.
 
-``rested``: a pause of 80 ms, then one launch at a time; the chip is cool and
-clocks high. ``turns``: all implementations take turns in shuffled order
-without rest, so that all of them see the same, power-capped clock.
+``rested``: after a pause of 80 ms, an implementation runs one launch at a time;
+the chip is cool and its clock is high. ``turns``: all implementations take turns
+in shuffled order without rest, so that all have the same, power-capped clock.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ extern "C" __global__ void spin(long long cycles) {
 
 
 class Clock:
-    """Times one call by events after a spinning kernel, so that the launch is already queued.
+    """Times one call by events after a spinning kernel, during which the host queues the call.
 
-    A function whose host part outlasts the spin is timed again after a longer spin, which it then
-    keeps.
+    If the host takes longer than the spin, the function is timed again after a longer spin, which
+    its later calls keep.
     """
 
     def __init__(self) -> None:
@@ -70,10 +70,10 @@ class Clock:
 
 
 def hidden(once: Callable[[float], tuple[float, bool]], spin: float) -> tuple[float, float]:
-    """Milliseconds after a spin that the host did not outlast, and that spin.
+    """Milliseconds of a call after a spin that is long enough, and the length of that spin.
 
-    ``once(spin)`` returns the time and whether the spin ended before everything was queued. A call
-    that waits for the device outlasts every spin; its time after the longest spin counts.
+    ``once(spin)`` returns the time and whether the spin ended before everything was queued. For a
+    call that waits for the device no spin is long enough; its time after the longest spin counts.
     """
     while True:
         milliseconds, late = once(spin)
@@ -110,7 +110,7 @@ def turns(
     clock, order = clock or Clock(), random.Random(seed)
     names = list(functions)
     times: dict[str, list[float]] = {name: [] for name in names}
-    for name in names:  # warm, and the length of its spin found
+    for name in names:  # warms up, and finds the length of the spin
         clock(name, functions[name])
     for _ in range(rounds):
         order.shuffle(names)
@@ -129,8 +129,9 @@ def median_ratio(ours: list[float], theirs: list[float]) -> tuple[float, float, 
 def interval(count: int) -> int:
     """The number of sorted values outside a median's 95 % interval on either side.
 
-    From order statistics: the most for which both tails of the binomial with probability one half
-    hold at most 5 %; 0 for fewer than 6 values, where no number does.
+    By order statistics, it is the largest number for which the two tails of the binomial
+    distribution with probability one half have at most 5 % together. It is 0 for fewer than 6
+    values, for which no number satisfies that.
     """
     tail, below = 0.0, 0
     for outside in range(count // 2):

@@ -1,7 +1,7 @@
 """PyTorch's attention and FlashAttention-4 on the memory of CuPy arrays.
 
-Tensors share memory with the arrays through DLPack, and run on CuPy's current stream. The backward
-pass is what autograd runs: the forward pass runs once, ahead.
+Tensors share memory with the arrays through DLPack, and the work runs on CuPy's current stream. A
+timed backward pass is autograd's; its forward pass runs once, before it is timed.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Backend:
     forward_of: Callable[[Case], Forward]
 
     def supports(self, case: Case) -> bool:
-        """Whether it computes the case; only ours do the tile sets."""
+        """Whether the backend computes the case; only our own calls are timed with given tiles."""
         masked = case.causal or case.window_size is not None or case.mask == "causal"
         aligned = not masked or case.seqlen_q == case.seqlen_kv
         return case.blocks is None and aligned and self.takes(case)
@@ -85,7 +85,7 @@ def arrays(result: Any) -> Sequence[Any]:
 
 @contextlib.contextmanager
 def _same_stream(torch: Any) -> Iterator[None]:
-    """Run PyTorch's work on CuPy's stream: between the events, after the spin."""
+    """Run PyTorch's work on CuPy's stream, where the spin and the events of the timer are."""
     import cupy
 
     pointer = cupy.cuda.get_current_stream().ptr
@@ -97,7 +97,7 @@ def _same_stream(torch: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _determinism(torch: Any, wanted: bool) -> Iterator[None]:
-    """PyTorch's switch for reproducible bits, without the fills that it adds."""
+    """Ask PyTorch for deterministic algorithms, without its filling of uninitialized memory."""
     if not wanted:
         yield
         return
@@ -146,7 +146,7 @@ def _sdpa(name: str) -> Callable[[Case], Forward]:
             options["dropout_p"] = case.dropout_p
         if bias is not None:
             options["attn_mask"] = bias.expand(case.batch, -1, -1, -1)
-        if mask is not None:  # not expanded: PyTorch makes numbers of it first, as many as it has
+        if mask is not None:  # not expanded: PyTorch converts all its elements to numbers first
             options["attn_mask"] = mask
         with choice.sdpa_kernel(getattr(choice.SDPBackend, name)):
             out = functional.scaled_dot_product_attention(
@@ -178,7 +178,7 @@ def direct(name: str) -> tuple[Callable[..., Any], Callable[[], AbstractContextM
     return functional.scaled_dot_product_attention, around
 
 
-#: Keywords of FlashAttention-4 with the same names as in rows, beside ``causal``.
+#: Keywords of FlashAttention-4 with the same names as in rows, besides ``causal``.
 _FA4_KEYWORDS = ("deterministic", "window_size", "softcap")
 
 
@@ -203,7 +203,7 @@ def _of_flash_attention_4(
 def _packed_by_flash_attention_4(
     package: Any, case: Case, q: Any, k: Any, v: Any, cu_seqlens_q: Any, cu_seqlens_kv: Any
 ) -> Any:
-    """The host passes the longest sequence, which ours need not know."""
+    """Packed sequences; unlike ours, this call needs the longest length on the host."""
     longest = max(lengths_of(case.lengths or ""))
     result = package.flash_attn_varlen_func(
         *(tensor[0] for tensor in (q, k, v)),
@@ -250,7 +250,7 @@ def _in_flash_attention_4(features: tuple[str, ...]) -> bool:
 
 
 def _biased(case: Case) -> bool:
-    """Whether PyTorch's mask is a bias or a boolean mask alone; dropout also comes alone."""
+    """Whether the case has no feature, or only dropout, or only a bias or a mask and no causal."""
     given = {feature for feature in case.features if feature != "dbias"}
     alone = given in (set(), {"bias"}, {"mask"}) and not (given and case.causal)
     return alone or given == {"dropout"}

@@ -1,7 +1,7 @@
 """A training step of a language model under ``jax.jit``, with our attention and with JAX's own.
 
-The model is a decoder as GPT-2 lays one out (Radford et al., 2019): its weights
-are in float32, its arithmetic in bfloat16. A step computes the loss of the next
+The model is a decoder with the layout of GPT-2 (Radford et al., 2019). Its weights
+are in float32, its arithmetic is in bfloat16. A step computes the loss of the next
 token and all gradients, and takes a step of gradient descent.
 """
 
@@ -23,13 +23,13 @@ __all__ = ["FUNCTIONS", "MODELS", "Model", "measure", "run_training_step", "weig
 OURS = "cuflash"
 #: Steps that are queued before a wait.
 _STEPS = 4
-#: How far the losses of two implementations may be apart, relative to the first one.
+#: The largest difference between the losses of two implementations, relative to ours.
 _APART = 2e-3
 
 
 @dataclass(frozen=True)
 class Model:
-    """Sizes of a decoder, and of the tokens that it is given."""
+    """The sizes of a decoder and of its batch of tokens."""
 
     layers: int
     width: int
@@ -59,7 +59,7 @@ def _ours(q: Any, k: Any, v: Any) -> Any:
     return attention(q, k, v, is_causal=True)
 
 
-#: The attention of a model: (batch, seqlen, heads, head_dim), causal.
+#: Causal attention on (batch, seqlen, heads, head_dim) arrays, by implementation.
 FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     OURS: _ours,
     "jax.nn, cuDNN": _of_jax("cudnn"),
@@ -80,7 +80,7 @@ def run_training_step(output: Path | None = None) -> list[dict[str, Any]]:
     try:
         for model in MODELS:
             rows += [{**common, **row} for row in measure(model, _say)]
-    finally:  # what was measured before an error is kept
+    finally:  # keeps what was measured before an error
         if rows:
             store(output or results_file(common["gpu"], "-training-step"), rows)
     return rows
@@ -92,7 +92,7 @@ def measure(
     functions: Mapping[str, Callable[..., Any]] | None = None,
     rounds: int = 9,
 ) -> list[dict[str, Any]]:
-    """Rows of a model, ours first; a line for an implementation that cannot do it.
+    """Rows of a model, ours first; prints a line for an implementation that cannot run it.
 
     Raises
     ------
@@ -124,7 +124,7 @@ def measure(
 
 
 def weights_of(model: Model) -> Any:
-    """Random weights in float32; a layer's are along the first axis."""
+    """Random weights in float32; arrays with weights of all layers have them on the first axis."""
     import jax
 
     width, layers = model.width, model.layers
@@ -151,7 +151,7 @@ def _tokens_of(model: Model) -> Any:
 
 
 def _loss_of(model: Model, attention: Callable[..., Any], weights: Any, tokens: Any) -> Any:
-    """Mean of the cross entropy of the next token."""
+    """The mean cross entropy of the next token."""
     import jax
     import jax.numpy as jnp
 
@@ -172,7 +172,7 @@ def _loss_of(model: Model, attention: Callable[..., Any], weights: Any, tokens: 
 
 
 def _normal(x: Any) -> Any:
-    """Rows of mean square 1."""
+    """The rows, scaled to a mean square of 1."""
     import jax.numpy as jnp
 
     wide = x.astype(jnp.float32)
@@ -181,7 +181,7 @@ def _normal(x: Any) -> Any:
 
 
 def _step_of(model: Model, attention: Callable[..., Any]) -> Callable[..., Any]:
-    """Weights and tokens to the loss and the next weights."""
+    """A function of weights and tokens that returns the loss and the next weights."""
     import jax
 
     def step(weights: Any, tokens: Any) -> tuple[Any, Any]:
@@ -204,7 +204,7 @@ def _losses(step: Callable[..., Any], weights: Any, tokens: Any) -> list[float]:
 def _row(
     model: Model, name: str, times: Mapping[str, list[float]], losses: list[float]
 ) -> dict[str, Any]:
-    """Its ratio is how many times as fast the step is with ours."""
+    """A row of an implementation; ``ratio``: how many times as fast the step is with ours."""
     median = statistics.median(times[name])
     ratio, low, _ = median_ratio(times[OURS], times[name])
     return {

@@ -53,7 +53,7 @@ class Choice:
 
     @property
     def changes(self) -> bool:
-        """Whether the best tile beats the plan's by more than the rounds differ."""
+        """Whether the best tile beats the plan's by more than the spread of the rounds."""
         return self.best != self.planned and self.gain[1] > 1.0
 
 
@@ -66,8 +66,8 @@ def tune(
 ) -> list[Choice]:
     """Time the candidates of every case; print a table for each, then a summary.
 
-    The generations ``beside`` take turns with them, each with its own plan's tile. Rows go to the
-    file ``output`` after every case.
+    The generations in ``beside`` take turns with the candidates, each with the tile of its own
+    plan. Rows go to the file ``output`` after every case.
     """
     from cuflash.cuda.available import require_device
 
@@ -102,7 +102,7 @@ def select_cases(names: str, op: str | None, dtype: str | None) -> list[Case]:
 
 
 def candidates_of(case: Case, problem: Any, limits: Any = None) -> Iterator[Any]:
-    """The planning module's tiles for a problem, whatever their intended width."""
+    """The planning module's tiles that fit a problem, also those intended for other widths."""
     from cuflash.planning.device import DeviceLimits
 
     module = importlib.import_module(f"cuflash.planning.tiles.{case.algorithm}")
@@ -122,16 +122,16 @@ def choose(
     clock: Any = None,
     beside: Sequence[str] = (),
 ) -> Choice | None:
-    """Time the tiles of a case in turns; None, after a line, if the library cannot do it.
+    """Time the tiles of a case in turns; if it is unsupported, print a line and return None.
 
     Parameters
     ----------
     call_of
-        Returns the call of a case with a tile, or with the plan's for None, and its plan.
+        Takes a case, a tile (None: the plan's) and inputs; returns the call and its plan.
     candidates
-        Returns the tiles of a case's problem.
+        Takes a case and its problem; returns the tiles to time.
     beside
-        Other generations, each with the tile of its own plan.
+        Other generations to time, each with the tile of its own plan.
     """
     from cuflash.errors import UnsupportedError
 
@@ -165,7 +165,7 @@ def choose(
 def _checked(
     make: Callable[[], Prepared], truth: Truth, name: str, say: Callable[[str], None]
 ) -> tuple[Callable[[], Any], Any, float] | None:
-    """A call, its plan and its error; None, after a line, if it is impossible or wrong."""
+    """A call, its plan and its error; if it is impossible or wrong, print a line, return None."""
     from cuflash.errors import CuflashError
 
     try:
@@ -232,7 +232,7 @@ def change_lines(choices: Sequence[Choice]) -> list[str]:
 
 
 def _name(tile: Any) -> str:
-    """The blocks of a tile, and other small numbers that distinguish equal blocks."""
+    """The blocks of a tile, and its other integers, by which tiles of equal blocks differ."""
     fields = getattr(tile, "__dataclass_fields__", {})
     apart = ("block_q", "block_kv", "head_dim", "head_dim_v")
     more = [
@@ -244,7 +244,7 @@ def _name(tile: Any) -> str:
 
 
 def _generation(tile: Any) -> str:
-    """The planning module of a tile."""
+    """The name of a tile's planning module."""
     return type(tile).__module__.rpartition(".")[2]
 
 

@@ -1,7 +1,7 @@
 """Checks timed outputs against float64 on the device, by the row-wise rule of the tests.
 
-Of a long sequence only a sample of rows is checked, so that the float64 work stays small beside the
-timed work. The truth of a case is computed once for all implementations.
+Only a sample of the rows of a long sequence is checked, so that the float64 work stays small
+compared with the timed work. The truth of a case is computed once for all implementations.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ __all__ = ["WRONG", "Truth"]
 
 #: The largest relative error of one rounding to the storage type.
 UNIT = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24, "float64": 2.0**-53}
-#: Below this magnitude a rounding errs by the unit of this; only in float16 can a test see it.
+#: Smaller numbers have the rounding error of this one; only in float16 can a test notice that.
 SMALLEST = {"float16": 2.0**-14}
-#: The longest sequence that is checked as a whole, and the number of sampled rows of a longer one.
+#: The longest sequence that is checked as a whole; the number of rows in a sample of a longer one.
 WHOLE, SAMPLE = 2048, 512
 #: Rows of scores in memory at once.
 CHUNK = 1024
-#: A ratio that roundings cannot explain: the result is wrong.
+#: Roundings cannot explain a larger ratio: the result is wrong.
 WRONG = 100.0
-#: The same where a feature, or a few of many keys, change a row only a little.
+#: The same limit for cases in which a feature, or a few of many keys, change a row only a little.
 WRONG_FEATURE = 10.0
 
 
 @dataclass(frozen=True)
 class _Head:
-    """The true sampled rows of one head, and the roundings' part of the error."""
+    """The true values of the sampled rows of one head, and the error that roundings explain."""
 
     batch: int
     tensors: list[tuple[int, Any, Any, Any]]  # head, rows, truth, model; for every output
@@ -44,10 +44,10 @@ class _Head:
 
 @dataclass(frozen=True)
 class _Part:
-    """The checked part of the gradient of a feature's array, over all batch entries."""
+    """The checked section of a feature's gradient, which is summed over all batch entries."""
 
-    place: Any  # in the array
-    rows: Any  # of that; None for all of them
+    place: Any  # the index of the section in the array
+    rows: Any  # the checked rows of the section; None for all of them
     truth: Any
     model: Any
 
@@ -65,8 +65,8 @@ class Truth:
     def worst_ratio(self, outputs: Sequence[Any]) -> float:
         """The largest ``|x - r| / (u (|r| + E))`` over the checked rows; infinite for NaN.
 
-        E is what the roundings that really happen (of P, of dS and of the
-        output) amount to; a correct kernel stays below 1 forward, 2 backward.
+        E is the error that the roundings which really happen (of P, of dS and of the output)
+        explain. A correct kernel stays below 1 in the forward and below 2 in the backward pass.
         """
         matrices, others = outputs[: self._matrices], outputs[self._matrices :]
         worst = 0.0
@@ -103,7 +103,7 @@ class Truth:
 
 
 def _sample(length: int) -> Any:
-    """Rows spread over a sequence, with both ends; odd and even, in every tile width."""
+    """Rows spread over a sequence, with both ends; odd and even rows of tiles of every width."""
     if length <= WHOLE:
         return np.arange(length)
     return np.unique(np.linspace(0, length - 1, SAMPLE).round().astype(np.int64))
@@ -120,7 +120,7 @@ class _Tensors:
     sink: Any  # one number; minus infinity is no sink
     slope: Any  # of ALiBi; 0 means none
     bias: Any  # (queries, keys), or None
-    mask: Any  # the same; False hides
+    mask: Any  # (queries, keys), or None; False hides a pair
     sequences: Any  # the sequence number of every row, if they are packed
 
 
@@ -138,7 +138,7 @@ def _tensors(case: Case, inputs: Inputs, batch: int, head: int) -> _Tensors:
 
 
 def _sequences(case: Case, inputs: Inputs) -> Any:
-    """The sequence number of every row; the same for queries and keys."""
+    """The sequence number of every row, which is the same for queries and for keys."""
     xp = array_module(inputs.q)
     return xp.searchsorted(inputs.cu_seqlens_q[1:], xp.arange(case.seqlen_q), side="right")
 
@@ -150,13 +150,13 @@ def _of_head(case: Case, mask: Any, batch: int, head: int) -> Any:
 
 
 def _of_blocks(case: Case, blocks: Any) -> Any:
-    """A number for each pair from one for each block, which all heads share."""
+    """The value of every pair from the values of blocks, which all heads share."""
     pairs = blocks[0, 0].repeat(BLOCK, axis=0).repeat(BLOCK, axis=1)
     return pairs[: case.seqlen_q, : case.seqlen_kv]
 
 
 def _truth(case: Case, inputs: Inputs, batch: int, head: int) -> list[tuple[int, Any, Any, Any]]:
-    """The truth of a query head and, with gradients, of its shared keys."""
+    """The truth of a query head and, in the backward pass, of the keys that its group shares."""
     group = case.heads_q // case.heads_kv
     of_keys = head // group
 
@@ -182,7 +182,7 @@ def _product_model(xp: Any, square: Any, b: Any) -> Any:
 
 
 def _scores(case: Case, x: _Tensors, rows: Any) -> tuple[Any, Any]:
-    """Rows of the scores before the mask, and the slope by the products."""
+    """Rows of the scores before the mask, and their derivatives by the scaled products."""
     xp, factors = array_module(x.q), 1.0
     scores = x.q[rows] @ x.k.T * case.head_dim**-0.5
     cap = CAP if case.score_mod else case.softcap
@@ -218,7 +218,7 @@ def _weights(case: Case, x: _Tensors, rows: Any) -> Any:
 
 
 def _of_keys(case: Case, x: _Tensors, columns: Any) -> tuple[Any, Any, Any, Any]:
-    """dk / scale and dv of the columns, each with its squared error; by chunks of rows of P."""
+    """dk / scale and dv of the columns, each with its squared error; sums over chunks of rows."""
     xp = array_module(x.q)
     dk = xp.zeros((len(columns), x.k.shape[-1]))
     dv = xp.zeros((len(columns), x.v.shape[-1]))
@@ -242,7 +242,7 @@ def _chunks(x: _Tensors) -> Iterator[Any]:
 
 
 def _dsink(case: Case, inputs: Inputs, head: int) -> _Part:
-    """The gradient of the sink of a query head: -sum of its weight times delta over the batch."""
+    """The gradient of a head's sink: minus the sum over all rows of its weight times delta."""
     total, square = 0.0, 0.0
     for batch in range(case.batch):
         x = _tensors(case, inputs, batch, head)
@@ -278,23 +278,23 @@ def _dq(case: Case, x: _Tensors, rows: Any) -> tuple[Any, Any]:
 
 
 def _score_gradients(case: Case, x: _Tensors, rows: Any) -> tuple[Any, Any, Any, Any]:
-    """Rows of P and of dS of the products, the squares it is rounded with, and delta's rounding."""
+    """Rows of P, dS of the products, the squares for the roundings of dS, delta's squared error."""
     p, dz, _, rounding = _term_gradients(case, x, rows)
     ds = dz * _scores(case, x, rows)[1]
     return p, ds, _rounded(case, p, ds), rounding
 
 
 def _rounded(case: Case, p: Any, ds: Any) -> Any:
-    """Squares of the numbers to which the roundings of dS are relative."""
+    """The squares of the numbers to which the rounding errors of dS are relative."""
     xp = array_module(ds)
     return xp.where(p > 0, xp.maximum(abs(ds), SMALLEST.get(case.dtype, 0.0)), 0) ** 2
 
 
 def _term_gradients(case: Case, x: _Tensors, rows: Any) -> tuple[Any, Any, Any, Any]:
-    """Rows of P and of dS of a term that is added to scores, delta, and its rounding's part."""
+    """Rows of P, the gradient of a term that is added to scores, delta, and its squared error."""
     p, dout = _weights(case, x, rows), x.dout[rows]
     out, dp = p @ x.v, dout @ x.v.T
     delta = (dout * out).sum(-1)
-    # Of the output inside delta: its own rounding, and that of the weights in its sum.
+    # The output inside delta is rounded itself, and so are the weights of which it is a sum.
     rounding = ((dout * out) ** 2).sum(-1) + (p * p * dp**2).sum(-1)
     return p, p * (dp - delta[:, None]), delta, rounding

@@ -1,1 +1,1 @@
-"""The papers' claims measured: speed, extra memory, bytes of device memory, share of the peak."""
+"""Measures the papers' claims: speed, extra memory, bytes of device memory, share of the peak."""

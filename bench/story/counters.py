@@ -20,7 +20,7 @@ from .probe import MARK
 
 __all__ = ["Kernel", "NoCountersError", "available", "counters_of", "parse", "read", "split"]
 
-#: Seconds after which a process with all its jobs is ended.
+#: Seconds after which a process is ended, with all jobs that it runs.
 PATIENCE = 240
 #: Places of ncu besides the PATH.
 _PLACES = ("/usr/local/cuda/bin/ncu", "/opt/nvidia/nsight-compute/*/ncu")
@@ -80,12 +80,12 @@ def available(metrics: Sequence[str], listed: str) -> list[str]:
 
 
 def parse(text: str) -> list[Kernel]:
-    """The launches of ``ncu --csv --page raw``, whatever other lines there are."""
+    """The launches in the output of ``ncu --csv --page raw``; other lines are skipped."""
     lines = [line for line in text.splitlines() if line.startswith('"')]
     if not lines:
         return []
     header, units, *rows = csv.reader(lines)
-    if units[0]:  # none were printed
+    if units[0]:  # ncu printed no line of units
         rows, units = [units, *rows], [""] * len(header)
     place = header.index("Kernel Name")
     return [Kernel(row[place], _values(header, units, row)) for row in rows]
@@ -114,12 +114,12 @@ def split(kernels: Sequence[Kernel]) -> list[list[Kernel]]:
 
 
 def read(jobs: Sequence[Job], metrics: Sequence[str]) -> list[tuple[dict[str, Any], list[Kernel]]]:
-    """Run jobs under ncu; return the probe's output and the kernels of each.
+    """Run jobs under ncu; return the probe's output and the kernels of each job.
 
     Raises
     ------
     NoCountersError
-        If there is no ncu, or it is refused, or it fails.
+        If there is no ncu, if the driver refuses the counters, or if ncu fails.
     """
     command = ncu()
     listed = _run([command, "--query-metrics"], 60).stdout

@@ -1,4 +1,4 @@
-"""Bytes that the algorithms read and write, by their loops; for one head, without a mask.
+"""Bytes that the loops of the algorithms read and write for one head without a mask.
 
 N is the length, d the width of q, k, v and out, and ``size`` the bytes of one of their elements.
 FlashAttention-1 keeps O, l and m in float32. Caches are ignored: these are the loads and stores of
@@ -30,11 +30,11 @@ class Traffic:
 
     @property
     def total(self) -> int:
-        """Both together."""
+        """Bytes read and written together."""
         return self.reads + self.writes
 
     def times(self, count: int) -> Traffic:
-        """The traffic of that many heads."""
+        """The traffic of ``count`` heads."""
         return Traffic(count * self.reads, count * self.writes)
 
 
@@ -51,8 +51,8 @@ def once(seqlen: int, head_dim: int, size: int) -> Traffic:
 def fa1_formula(seqlen: int, head_dim: int, block_kv: int, size: int) -> Traffic:
     """Algorithm 1 of FlashAttention: ``2Nd*s + T_c (Nd*s + 8Nd + 16N)`` less first reads.
 
-    T_c K/V blocks; each reads Q, and reads and writes O, l and m. The first block
-    has no O, l and m to read.
+    Each of the T_c K/V blocks reads Q, and reads and writes O, l and m; only the first
+    block has no O, l and m to read.
     """
     passes = _tiles(seqlen, block_kv)
     matrix = seqlen * head_dim * size
@@ -61,9 +61,9 @@ def fa1_formula(seqlen: int, head_dim: int, block_kv: int, size: int) -> Traffic
 
 
 def fa1_kernel(seqlen: int, head_dim: int, block_kv: int, size: int) -> Traffic:
-    """The same for the kernel: its last pass writes the rounded output and one number per row.
+    """Our kernel of Algorithm 1: its last pass writes the rounded output and one number per row.
 
-    That number is the log-sum-exp, in place of l and m.
+    That number is the log-sum-exp, which replaces l and m.
     """
     passes = _tiles(seqlen, block_kv)
     matrix = seqlen * head_dim * size
@@ -81,7 +81,7 @@ def standard_paper(seqlen: int, head_dim: int, size: int) -> Traffic:
 
 
 def standard_by_hand(seqlen: int, head_dim: int, size: int) -> Traffic:
-    """The same as one writes it in CuPy, one operation a kernel.
+    """Standard attention as a user writes it in CuPy, with one kernel for each operation.
 
     CuPy multiplies batches of 16-bit matrices in float32: each operand is
     widened first, and the product rounded. Between the products the square is
@@ -114,8 +114,8 @@ def tiled_rows(seqlen: int, head_dim: int, block_q: int, size: int) -> Traffic:
 def of_row(row: Row) -> dict[str, int]:
     """Bytes of all heads of a row of the part io; empty if its blocks are not known.
 
-    ``count`` is the kernel's number, ``paper`` the paper's, and ``once`` the least possible; each
-    read and written.
+    ``count_read`` and ``count_write`` are the kernel's bytes. Names with ``paper`` are the paper's
+    bytes, and names with ``once`` the least possible.
     """
     seqlen, dim, blocks = row["seqlen"], row["head_dim"], row["blocks"]
     if row["label"] == STANDARD:

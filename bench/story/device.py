@@ -14,7 +14,7 @@ DATASHEET = {"NVIDIA H200": 989.4, "NVIDIA H100 80GB HBM3": 989.4, "NVIDIA A100"
 
 
 def datasheet(gpu: str) -> float | None:
-    """The rate of a device by name; None if it is not listed."""
+    """The data sheet's TFLOP/s of a device by its name; None if it is not listed."""
     return next((rate for name, rate in DATASHEET.items() if gpu.startswith(name)), None)
 
 

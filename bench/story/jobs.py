@@ -1,4 +1,4 @@
-"""What is launched under the hardware counters: a pass of ours, or attention by hand."""
+"""The jobs that run under the hardware counters: a pass of ours, or attention by hand."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def plan_of(job: Job, limits: Any) -> Any:
     Raises
     ------
     CuflashError
-        If the library cannot do it, or not in the budget.
+        If the library cannot do the case, or cannot do it within the budget.
     """
     from cuflash.planning.plan import plan
     from cuflash.planning.problem import AttentionProblem
@@ -101,7 +101,7 @@ def compile_all(jobs: Sequence[Job], say: Callable[[str], None]) -> None:
 
 
 def prepare(job: Job, inputs: Inputs) -> tuple[Callable[[], Any], dict[str, Any]]:
-    """The call, compiled, and the facts of its plan that are worth storing."""
+    """The compiled call of a job, and the facts of its plan that rows contain."""
     if job.by_hand:
         return standard.prepare(job.case, inputs), {}
     import cuflash
@@ -123,7 +123,7 @@ def prepare(job: Job, inputs: Inputs) -> tuple[Callable[[], Any], dict[str, Any]
 
 
 def facts_of(plan: Any) -> dict[str, Any]:
-    """The blocks, and the shared memory and threads of the kernel with most shared memory."""
+    """The blocks; and the threads and shared memory of the kernel with the most shared memory."""
     main = max((launch.config for launch in plan.launches), key=lambda one: one.shared_bytes)
     return {
         "blocks": [plan.tile.block_q, plan.tile.block_kv],

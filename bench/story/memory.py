@@ -1,4 +1,4 @@
-"""Extra memory over the length: what a call takes from CuPy's pool beside inputs and results."""
+"""Extra memory by length: what a call takes from CuPy's pool besides inputs and results."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HEADS, WIDTH = 4, 64
 #: The results of a call: its output, or also the gradients.
 PASSES = ("forward", "forward and backward")
 
-#: Runs a function; returns its results and the most bytes that it held.
+#: Runs a function; returns its results and the most bytes that it held at once.
 Peak = Callable[[Callable[[], Any]], tuple[Any, int]]
 
 
@@ -33,7 +33,7 @@ def cases() -> list[Case]:
 def measure(
     make: Callable[[Case], Inputs], peak: Peak, free_bytes: Callable[[], int]
 ) -> Iterator[dict[str, Any]]:
-    """Rows with the extra bytes of every length, implementation and pass, or why there are none.
+    """Rows with the extra bytes of every length, implementation and pass, or the reason for none.
 
     Parameters
     ----------
@@ -82,7 +82,7 @@ def _extra(
     else:
         call = _ours(name, done, inputs)
     if name != STANDARD or case.seqlen_q == LENGTHS[0]:
-        call()  # loads its kernels, and what a process keeps (cuBLAS too)
+        call()  # loads the kernels, and takes what a process keeps, also for cuBLAS
     results, most = peak(call)
     return most - sum(int(array.nbytes) for array in results)
 

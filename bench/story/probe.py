@@ -39,9 +39,9 @@ def _run(job: Job, mark: Any, cupy: Any) -> dict[str, Any]:
     try:
         call, facts = prepare(job, make_inputs(job.case, cupy))
         said |= facts
-    except Exception as error:  # of memory, of the library, of a compiler
+    except Exception as error:  # no memory, unsupported, or not compiled
         said["skipped"] = _reason(error)
-    cupy.get_default_memory_pool().free_all_blocks()  # ncu saves what is allocated
+    cupy.get_default_memory_pool().free_all_blocks()  # ncu saves all allocated memory
     cupy.cuda.Device().synchronize()
     cupy.cuda.runtime.profilerStart()
     mark((1,), (1,), ())

@@ -20,7 +20,7 @@ from .jobs import Job, compile_all
 __all__ = ["PARTS", "jobs_of", "run", "select_parts"]
 
 Batches = Iterator[list[dict[str, Any]]]
-#: The best others of the stored tables.
+#: The best peers in the stored tables.
 BEST_PEERS = "cudnn,fa4"
 
 
@@ -94,7 +94,7 @@ def select_parts(names: str) -> list[str]:
 
 
 def jobs_of(parts: list[str], num_sms: int) -> list[Job]:
-    """All calls of ours in these parts, for their kernels."""
+    """All calls of ours in these parts, as jobs whose kernels can be compiled first."""
     from dataclasses import replace
 
     cases = []

@@ -20,7 +20,7 @@ __all__ = ["METRICS", "UNITS", "jobs_of", "measure"]
 SEQLEN = 4096
 ROUNDS = 9
 
-#: The facts about a kernel, and the counters for each: the first that the device has.
+#: The units, and the counters for each; the first counter that the device has is used.
 UNITS = {
     "tensor": (
         "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_elapsed",
@@ -46,7 +46,7 @@ METRICS = (*(name for names in UNITS.values() for name in names), TIME)
 
 
 def jobs_of(num_sms: int) -> list[Job]:
-    """Every generation, width and pass of one problem that fills the device for all of them."""
+    """A job for each generation, width and pass; the problem is large enough to fill the device."""
     jobs = []
     for op in ("forward", "backward"):
         for dim in (64, 128):

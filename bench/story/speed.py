@@ -1,8 +1,8 @@
 """Standard attention, the three generations and the best peers over lengths, widths and masks.
 
-The papers' setting: as many tokens and as wide a layer at every length. FlashAttention-1 gives a
-head to one multiprocessor. Where that leaves multiprocessors idle, it is also timed with one head
-for each of them.
+As in the papers, the number of tokens and the width of a layer are the same at every length.
+FlashAttention-1 runs a head on one multiprocessor. Where that leaves multiprocessors idle, it is
+also timed with one head for each of them.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def cases(panel: Panel) -> list[Case]:
 
 
 def filled(case: Case, num_sms: int) -> Case | None:
-    """The same for FlashAttention-1 with a head for each multiprocessor; None if it has them."""
+    """A case with a head per multiprocessor for FlashAttention-1; None if ``case`` has enough."""
     if case.batch * case.heads_q >= 0.9 * num_sms:
         return None
     return replace(case, batch=1, heads_q=num_sms, heads_kv=num_sms, algorithm="fa1")
@@ -65,7 +65,7 @@ class _Entry:
     """An implementation of a case."""
 
     label: str
-    setting: str  # papers: the same number of tokens; filled: a head a multiprocessor
+    setting: str  # papers: a constant number of tokens; filled: one head per multiprocessor
     case: Case
     peer: Peer | None  # None for standard attention
     inputs: Inputs
@@ -119,7 +119,7 @@ def _entries(case: Case, inputs: Inputs, peers: Sequence[Peer]) -> list[_Entry]:
 
 
 def _measure(entries: Sequence[_Entry], device: Any, clock: Timer) -> list[dict[str, Any]]:
-    """Rows of entries of one case; one that fails or does not fit has the reason."""
+    """Rows of entries of one case; if one fails or does not fit, its row has the reason."""
     truth = Truth(entries[0].case, entries[0].inputs)
     rows, quick = [], {}
     for entry in entries:

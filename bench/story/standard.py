@@ -53,7 +53,7 @@ def backward(
 
 
 def needed_bytes(case: Case) -> int:
-    """Bytes of squares: P, in the backward pass dS and a transposed copy, and those of the mask."""
+    """Bytes of squares: of P, of the mask, and in the backward pass of dS and a transposed copy."""
     squares = case.batch * case.heads_q * (3 if case.op == "backward" else 1)
     return case.seqlen_q * case.seqlen_kv * 2 * (squares + (3 if case.causal else 0))
 

@@ -21,7 +21,7 @@ def story_rows() -> list[Row]:
 
 
 def of_part(part: str) -> list[Row]:
-    """The rows of a part from one run: the last of those that measured most of it.
+    """The rows of a part from one run: the last of the runs that measured the most rows.
 
     Rows of the part io also have the computed counts.
     """

@@ -30,28 +30,30 @@ OURS = tuple(f"cuflash {name}" for name in GENERATIONS)
 #: The first sentence of a block.
 LEADS = {
     "speed": (
-        "**Speed** in the papers' setting: 16,384 tokens in all and heads that make 2,048 columns. "
-        "FlashAttention-1 gives a head to one multiprocessor; where that leaves some idle it is "
-        "drawn once more, filled: with a head for each of them. What the papers say is of their "
-        "GPUs: a share there is not one of an H200."
+        "**Speed** in the papers' setting: 16,384 tokens in all, and heads that have 2,048 columns "
+        "together. FlashAttention-1 runs a head on one multiprocessor. Where that leaves "
+        'multiprocessors idle, it has a second line, "filled", with one head for each '
+        "multiprocessor. The papers' shares are those of their own GPUs, not of an H200."
     ),
     "memory": (
-        "**Extra memory**, what a call takes from CuPy's pool beside its inputs and results: "
-        "standard attention keeps P, a square. Forward its peak is three of them: CuPy multiplies "
-        "16-bit batches in float32, so a square in float32 is there beside P."
+        "**Extra memory** is what a call takes from CuPy's pool besides its inputs and results. "
+        "Standard attention keeps P, a square matrix. The peak of its forward pass is three such "
+        "squares: CuPy multiplies 16-bit batches in float32, so it needs P and a float32 square, "
+        "which is twice as large."
     ),
     "io": (
         "**The IO theorem.** FlashAttention-1 reads Q, and reads and writes O, l and m, once for "
-        "each of T_c blocks of keys, so more shared memory means fewer bytes: `2Nd*s + T_c (Nd*s "
-        "+ 8Nd + 16N)` of them a head at s bytes an element, less what the first pass need not "
-        "read. Counted is what the kernel's own loops load and store; its last pass writes the "
-        "rounded output and one number a row. Standard attention is counted as CuPy does it, an "
-        "operation a kernel. FlashAttention-2 and 3 are counted as if there were no cache, all of "
-        "K and V for every tile of queries; L2 keeps that from device memory."
+        "each of T_c blocks of keys, so more shared memory means fewer bytes. A head moves `2Nd*s "
+        "+ T_c (Nd*s + 8Nd + 16N)` bytes at s bytes an element, less what the first pass need not "
+        "read. The counts are the bytes that the kernel's own loops load and store; its last pass "
+        "writes the rounded output and one number a row. Standard attention is counted as CuPy "
+        "computes it, with one kernel for each operation. FlashAttention-2 and 3 are counted as "
+        "if there were no cache: every tile of queries reads all of K and V. In fact L2 serves "
+        "most of these reads."
     ),
     "share": (
-        "**Where the time goes**: the rate of every kernel as part of the peak, and how busy it "
-        "keeps each unit, by the hardware counters over all kernels of the pass."
+        "**Where the time goes**: the rate of every pass as a share of the peak, and how busy it "
+        "keeps each unit, from the hardware counters over all kernels of the pass."
     ),
 }
 
@@ -98,7 +100,7 @@ def _speed(rows: Sequence[Row]) -> str:
                 body.append([op, name, *cells, share, SAID.get((op, name), "")])
     header = ["pass", "", *(f"{dim} {'causal' if c else 'full'}" for dim, c in places)]
     header += ["of the datasheet" + (f"'s {peak:.0f}" if peak else ""), "the papers say"]
-    told = "TFLOP/s at each one's best length, 512 to 16384, as many tokens at every length"
+    told = "TFLOP/s at the best of the lengths 512 to 16384, with the same number of tokens at each"
     skipped = [row for row in rows if row["skipped"]]
     parts = [_head(rows, told), *_images("speed", "TFLOP/s over the length"), table(header, body)]
     parts += [_skips(skipped)] if skipped else []
@@ -127,7 +129,7 @@ def _memory(rows: Sequence[Row]) -> str:
             body.append([name, one, *cells, _growth(of)])
     header = ["", "pass", *map(str, lengths), "twice the length takes"]
     first = rows[0]
-    what = f"{first['heads']} heads, head_dim {first['head_dim']}, MiB beside inputs and results"
+    what = f"{first['heads']} heads, head_dim {first['head_dim']}, MiB besides inputs and results"
     skipped = [row for row in rows if row["skipped"]]
     parts = [_head(rows, what), *_images("memory", "extra memory"), table(header, body)]
     parts += [_skips(skipped)] if skipped else []
@@ -140,7 +142,7 @@ def _mib(nbytes: int) -> str:
 
 
 def _growth(of: dict[int, int]) -> str:
-    """The memory of the longest length as a multiple of that of half the length."""
+    """The memory at the longest length divided by the memory at half that length."""
     longest = max(of, default=0)
     half = of.get(longest // 2)
     return f"{of[longest] / half:.1f} times" if half else ""
@@ -185,13 +187,13 @@ _IO_HEADER = (
 
 
 def _range(ratios: Sequence[float]) -> str:
-    """One figure if the least and the most print alike."""
+    """The least and the most; one figure if both print alike."""
     least, most = f"{min(ratios):.2f}", f"{max(ratios):.2f}"
     return least if least == most else f"{least} to {most}"
 
 
 def _tile(row: Row) -> tuple[int, int]:
-    """Rows without a budget first, by the keys of a block."""
+    """The key by which rows are sorted: the budget (none is 0), then the keys of a block."""
     return (row["budget"] or 0, row["blocks"][1] if row["blocks"] else 0)
 
 

@@ -1,10 +1,10 @@
 """The IO theorem: bytes of device memory from the hardware counters, beside the counts.
 
 Everything here runs one forward pass without a mask. FlashAttention-1 streams Q and O of every head
-once per K/V block, and each multiprocessor works on another head. With one head for each of them,
-hundreds of megabytes lie between two uses of a byte, which no L2 can hide. Standard attention has
-squares of half a gigabyte. FlashAttention-2 and 3 have enough heads that the part of the output
-which L2 still holds at the end, written but not yet sent on, is small.
+once per K/V block. With one head for each multiprocessor, hundreds of megabytes are streamed
+between two uses of a byte, more than L2 can keep. The squares of standard attention have half a
+gigabyte each. FlashAttention-2 and 3 get so many heads that the output which is still in L2 at the
+end, and not yet written to device memory, is a small share.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from .speed import DTYPE, STANDARD
 __all__ = ["METRICS", "batches", "measure", "row_of"]
 
 SEQLEN, LONGER = 16384, 32768
-#: Heads of the standard attention; four squares of half a gigabyte.
+#: Heads of standard attention, each with a square of half a gigabyte.
 HEADS_BY_HAND = 4
-#: Query rows, which do not change FlashAttention-1's bytes, and keys, which do.
+#: Rows of a query block, which do not change FlashAttention-1's bytes, and of key blocks, which do.
 BLOCK_Q, BLOCKS_KV = 64, (16, 32, 64, 128, 256)
 #: Bytes of shared memory that the plan may use.
 BUDGETS = tuple(kib << 10 for kib in (24, 32, 48, 64, 96, 128, 227))
@@ -46,7 +46,7 @@ def _case(algorithm: str, heads: int, dim: int = 64, seqlen: int = SEQLEN) -> Ca
 
 
 def batches(num_sms: int) -> list[list[Job]]:
-    """The counted jobs, in separate processes: a failure loses no other job."""
+    """The counted jobs; each batch has its own process, so that a failure affects no other."""
     fa1, wide = _case("fa1", num_sms), _case("fa1", num_sms, 128)
     by_block = [Job(replace(fa1, blocks=(BLOCK_Q, keys))) for keys in BLOCKS_KV]
     by_budget = [Job(fa1, budget=budget) for budget in BUDGETS]
@@ -115,7 +115,7 @@ def row_of(job: Job, said: dict[str, Any], kernels: Sequence[Kernel]) -> dict[st
 
 def _measured(kernels: Sequence[Kernel]) -> dict[str, Any]:
     def total(*names: str) -> float | None:
-        """The value of the first counter that was there."""
+        """The sum over all kernels of the first counter that there is; None without one."""
         for name in names:
             found = [kernel.values[name] for kernel in kernels if name in kernel.values]
             if found:

@@ -16,7 +16,7 @@ from .test_row_order import ROUNDS
 
 pytestmark = pytest.mark.usefixtures("whole_groups")
 
-#: Widths, of those here, whose kernel has blocks of rows.
+#: The tested widths at which blocks of the main kernel round the rows of dq.
 INSIDE = 96, 128
 
 
@@ -53,7 +53,7 @@ def test_the_workspace_is_linear_in_the_queries() -> None:
 
 
 def test_counters_add_less_to_it_than_lse() -> None:
-    """Two of every head of keys, and no more than as many for each block of 128 rows."""
+    """There are two for each block of 128 rows: enough for two of every head of keys."""
     for n, width in product((128, 1000, 4096, 65536), (64, 128, 256)):
         wanted = of_gradients(width=width, batch=20, seqlen_q=n, seqlen_kv=7 * n)
         chosen = planned(wanted)
@@ -66,7 +66,7 @@ def test_counters_add_less_to_it_than_lse() -> None:
 
 
 def test_the_steps_know_the_layout_of_the_sums() -> None:
-    """Columns and fragments of dq are the main kernel's; delta has the columns of v."""
+    """The steps have the main kernel's columns and fragments of dq; delta has the columns of v."""
     for d, dv, width, of_v in (
         (64, 64, 64, 64),
         (96, 40, 96, 64),
@@ -125,7 +125,10 @@ def test_no_batch_entry_is_no_block(width: int) -> None:
 def test_sums_of_the_first_heads_are_cleared_before_and_of_others_inside(
     width: int, keys: int
 ) -> None:
-    """Of whole head groups, and of enough for some blocks of each multiprocessor more."""
+    """The heads that are cleared before are whole head groups.
+
+    They have at least ``ROUNDS`` tiles per multiprocessor more than one head group.
+    """
     later = 0
     for batch, heads, sq, skv in _SIZES:
         chosen = _sized(batch, heads, sq, skv, width=width)
@@ -139,17 +142,17 @@ def test_sums_of_the_first_heads_are_cleared_before_and_of_others_inside(
         assert ahead == every or ahead % arguments["head_group"] == 0
         of_head_group = tiles * arguments["head_group"]
         assert ahead == every or ahead * tiles >= of_head_group + ROUNDS * HOPPER.num_sms
-        if width in INSIDE:  # a block of rows before every eight tiles, and what is left
+        if width in INSIDE:  # also a block of rows for every eight tiles
             assert every * tiles + -(-every * tiles // 8) <= main.grid
         else:
             assert (main.grid, "convert_lag" in arguments) == (every * tiles, False)
         later += ahead < every
-    assert 0 < later < len(_SIZES)  # else nothing is said of the others
+    assert 0 < later < len(_SIZES)  # some sizes clear later heads inside, and some do not
 
 
 @pytest.mark.parametrize("width", [64, 128, 256])
 def test_the_output_of_the_forward_pass_changes_nothing_but_its_type(width: int) -> None:
-    """Only the kernel before reads it."""
+    """Only the kernel before the main kernel reads the output."""
     for batch, heads, sq, skv in _SIZES:
         plain = _sized(batch, heads, sq, skv, width=width)
         other = _sized(batch, heads, sq, skv, width=width, output="float32")

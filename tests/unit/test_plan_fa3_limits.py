@@ -1,4 +1,4 @@
-"""The needs of FlashAttention-3: multiprocessor and second-level cache."""
+"""FlashAttention-3's plans respect the limits of the multiprocessor and of the L2 cache."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .test_plan_fa3 import HOPPER, mapped, planned
 EVERY = (*FORWARD, *FORWARD_OF_FEW)
 #: The limits of an H200, from the driver.
 SHARED_OF_H200 = 232_448
-#: The driver's own share for each block.
+#: Bytes of shared memory that the driver reserves for each block.
 RESERVED = 1024
 
 
@@ -52,14 +52,17 @@ def test_shared_memory_of_a_wide_row() -> None:
 
 
 def test_barriers_and_queue_have_their_bytes() -> None:
-    """Of rings so deep that they fill a KiB and begin another; the others round them away."""
+    """The rings are so deep that barriers and queue fill one KiB and begin another.
+
+    With shallower rings, rounding to whole KiB would hide these bytes.
+    """
     kib = [fa3.Fa3ForwardTile(128, 64, n, 1, True, 64, 64).footprint.shared_bytes for n in (25, 26)]
-    assert 8 * (4 + 4 * 25 + 4) + 48 + 4 * 25 == 1012  # with a note of each stage
+    assert 8 * (4 + 4 * 25 + 4) + 48 + 4 * 25 == 1012  # the last term: 4 bytes a stage
     assert kib[1] - kib[0] == 2 * 64 * 64 * 2 + 1024
 
 
 def test_a_panel_is_as_wide_as_the_swizzle_even_where_the_head_is_not() -> None:
-    """80 columns are a panel of 64, and 16 of another."""
+    """80 columns take one panel of 64 columns, and 16 columns of a second panel."""
     tile = fa3.Fa3ForwardTile(192, 96, 2, 2, True, 80, 80)
     as_wide = fa3.Fa3ForwardTile(192, 96, 2, 2, True, 128, 128)
     assert tile.footprint == as_wide.footprint
@@ -94,13 +97,13 @@ def test_registers_move_within_what_the_block_has(row: ForwardRow) -> None:
     assert load < math <= (256 if tile.warpgroups * blocks == 1 else 240)
     assert load < start < math or tile.warpgroups * blocks == 1
     assert (load % 8, math % 8) == (0, 0)
-    # Scores, weights of the step before and output, and as many again as addresses need.
+    # The scores, the weights of the step before and the output leave some registers free.
     held = row.block_kv // 2 + row.block_kv // 4 + row.widest_v // 2
     assert held < math
 
 
 def test_the_instructions_take_every_tile() -> None:
-    """wgmma has 8 to 256 columns in steps of 8, and 16 of depth; swizzles repeat after 8 rows."""
+    """wgmma takes 8 to 256 columns in steps of 8, and a depth of 16; swizzles repeat in 8 rows."""
     for row in EVERY:
         assert row.block_q % 64 == 0
         assert row.block_kv % 16 == 0
@@ -111,7 +114,7 @@ def test_the_instructions_take_every_tile() -> None:
 
 
 def _head_group(**changes: object) -> tuple[int, int, int]:
-    """Heads of a head group, all heads, and bytes of K and V of one."""
+    """The heads of a head group, all heads, and the bytes of one head's K and V."""
     wanted = mapped(**changes)
     head_group = even_head_group(wanted, HOPPER)
     assert dict(planned(wanted).launches[0].arguments) == {"head_group": head_group}
@@ -120,18 +123,18 @@ def _head_group(**changes: object) -> tuple[int, int, int]:
 
 
 def _is_even(heads: int, head_group: int) -> bool:
-    """Whether the last head group has at least half of the heads of the others."""
+    """Whether the last head group has at least half as many heads as each other group."""
     return 2 * (heads % head_group or head_group) >= head_group
 
 
 def _check_evenness(head_group: int, every: int, most: int) -> None:
-    """As few head groups as possible, or a few more for an even last one."""
+    """Check that head groups are as few as possible, or a few more so that the last is even."""
     fewest = ceil_div(every, most)
     widest = ceil_div(every, fewest)
     assert widest // 2 < head_group <= widest
     wider = range(head_group + 1, widest + 1)
     assert not any(_is_even(every, s) for s in wider)
-    if not _is_even(every, head_group):  # then none is
+    if not _is_even(every, head_group):  # then no size is even
         assert head_group == widest
         assert not any(_is_even(every, s) for s in range(widest // 2 + 1, widest))
 
@@ -150,17 +153,17 @@ def test_a_head_group_is_what_the_cache_holds() -> None:
 
 
 def test_sixteen_heads_in_head_groups() -> None:
-    """16384 keys at 128 + 128 columns: 8 MiB a head, and 30 MiB of 50 are for them."""
+    """16384 keys of 128 + 128 columns take 8 MiB a head; heads may fill 30 of L2's 50 MiB."""
     of = {"seqlen": 16384, "width": 128, "batch": 1}
     assert _head_group(heads_q=16, heads_kv=16, **of)[0] == 2  # eight head groups, not 3, ..., 3, 1
     assert _head_group(heads_q=15, heads_kv=15, **of)[0] == 3
     assert _head_group(heads_q=17, heads_kv=17, **of)[0] == 3  # the last one has two
-    assert _head_group(heads_q=16, heads_kv=4, **of)[0] == 8  # two of two kv heads, not 12 and 4
+    assert _head_group(heads_q=16, heads_kv=4, **of)[0] == 8  # of two kv heads each; not 12 and 4
     assert _head_group(heads_q=32, heads_kv=1, **of)[0] == 32
 
 
 def test_the_last_head_group_is_at_least_half_of_the_others() -> None:
-    """32 heads of 6 MiB; five would fit: not five, ..., five, two."""
+    """Five heads of 6 MiB would fit, but groups of five would leave two of the 32 heads."""
     room = HOPPER.l2 * 3 // 5
     of = {"seqlen": 8192, "width": 192, "batch": 1}
     head_group, every, of_head = _head_group(heads_q=32, heads_kv=32, **of)
@@ -171,7 +174,7 @@ def test_the_last_head_group_is_at_least_half_of_the_others() -> None:
         head_group, every, _ = _head_group(heads_q=heads, heads_kv=heads, **of)
         _check_evenness(head_group, every, min(heads, 5))
         uneven += not _is_even(every, head_group)
-    assert uneven < 20  # 37 heads are: by five, four and three, two or one are left
+    assert uneven < 20  # one is 37: groups of 5, 4 and 3 leave 2, 1 and 1 heads
 
 
 def test_without_a_mask_heads_come_singly() -> None:

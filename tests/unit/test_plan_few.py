@@ -92,7 +92,7 @@ def test_the_other_tile_can_be_asked_for() -> None:
 
 @given(batch=st.integers(1, 40), heads=st.integers(1, 40), keys=st.integers(1, 100_000))
 def test_splits_take_the_fewest_steps(batch: int, heads: int, keys: int) -> None:
-    """And no block is without a kv tile."""
+    """Every block also has at least one kv tile."""
     problem = _problem(batch=batch, heads_q=heads, heads_kv=heads, seqlen_kv=keys)
     (tile,) = few_tiles(problem)
     splits, tiles, sms = kv_splits_of(problem, HOPPER, tile), ceil(keys / 128), HOPPER.num_sms

@@ -59,7 +59,7 @@ def _kernels(chosen: Plan) -> list[str]:
     return [launch.config.kernel for launch in chosen.launches]
 
 
-#: Problems without chunks, and the messages.
+#: Problems that cannot have chunks, and the messages of the refusals.
 _REFUSED = {
     "fa1": (PLAIN, H200, "fa1", "fa1 walks all keys of a row in one block"),
     "packed": (_packed(), H200, "fa2", "kv_chunk with packed_lengths: lists of tiles"),
@@ -76,7 +76,7 @@ def test_what_has_no_chunks_refuses_them(name: str) -> None:
     problem, limits, algorithm, said = _REFUSED[name]
     with pytest.raises(UnsupportedError, match=said):
         plan(problem, limits, algorithm=algorithm, kv_chunk=128)
-    plan(problem, limits, algorithm=algorithm, kv_chunk=0)  # whole rows are what it has
+    plan(problem, limits, algorithm=algorithm, kv_chunk=0)  # 0 asks for whole rows, which it has
 
 
 @pytest.mark.parametrize("limits", [H200, LIMITS["80"], HOST], ids=["fa3", "fa2", "host"])
@@ -104,7 +104,7 @@ def test_a_chunk_is_of_whole_tiles(algorithm: Any) -> None:
 
 
 def test_chunks_need_no_more_blocks_than_a_launch_has() -> None:
-    """The tiles of whole rows are few enough, and so are the blocks that merge."""
+    """Here only chunks need too many blocks; whole rows and the merge need few enough."""
     most = 2**31 - 1
     problem = few(2**22, (8, 8), (2, 64 * 64), 64, storage="float16")
     assert plan(problem, H200, algorithm="fa2").launches[0].grid == 2**25
@@ -152,7 +152,7 @@ _SPLIT = [
 
 @pytest.mark.parametrize("storage", ["float16", "float32", "float64"])
 def test_the_workspace_holds_a_part_of_every_row_and_chunk(storage: str) -> None:
-    """An output, a reference and a sum in the compute type; and blocks for all of them."""
+    """It has an output, a reference and a sum of each part, in the compute type."""
     for algorithm, batch, heads, rows, keys, width, chunk in _SPLIT:
         if (algorithm == "fa3") != (storage == "float16"):
             continue
@@ -209,7 +209,7 @@ def test_lengths_are_known_to_whoever_merges() -> None:
 
 
 def test_what_cannot_be_split_is_planned_as_before() -> None:
-    """However few tiles there are: the first row of the table, and no reckoning."""
+    """However few its tiles are, the plan takes the first row of the table, without predictions."""
     for problem in (_packed(), _with("mask"), _blocks(), _with("bias")):
         chosen = plan(problem, H200, algorithm="fa3")
         assert chosen.reason == "the first of the table for these lengths"
@@ -220,7 +220,7 @@ def test_what_cannot_be_split_is_planned_as_before() -> None:
 
 
 def test_blocks_that_are_asked_for_are_walked_whole() -> None:
-    """The request determines a row's bits: the plan adds no chunks."""
+    """Requested blocks determine the bits of a row, so the plan adds no chunks."""
     chosen = plan(few(1, (1, 1), (1, 100_000)), H200, blocks=(64, 64))
     assert chunk_of(chosen.problem) == 0
     assert chosen.tile.block_q == 64
@@ -253,7 +253,7 @@ def test_a_batch_invariant_plan_has_what_is_asked_for() -> None:
 
 
 def test_a_batch_invariant_plan_is_that_of_a_usual_batch() -> None:
-    """Without a prediction of time: the very same tile, not another one of its blocks."""
+    """Where plans predict no time, it has the very same tile, not another tile of equal blocks."""
     for architecture, width, mask in product(("80", "90"), (64, 128, 256), ("full", "causal")):
         of_device = LIMITS[architecture]
         for lengths in ((1, 8192), (300, 700)) * (architecture == "80") + ((4096, 4096),):
@@ -269,7 +269,7 @@ def test_a_batch_invariant_plan_is_that_of_a_usual_batch() -> None:
 def test_a_batch_invariant_plan_is_nearly_the_fastest(
     heads: tuple[int, int], width: int, keys: int
 ) -> None:
-    """By the prediction, beside the plan that knows the batch."""
+    """Its predicted time is less than 1.35 times that of the plan that knows the batch."""
     for batch in (1, 2, 3, 8, 24, 64, 128):
         problem = few(batch, heads, (1, keys), width)
         times = [_reckoned(make(problem, H200)) for make in (batch_invariant_plan, plan)]
@@ -277,7 +277,7 @@ def test_a_batch_invariant_plan_is_nearly_the_fastest(
 
 
 def _reckoned(chosen: Plan) -> float:
-    """Microseconds of a forward pass of FlashAttention-3."""
+    """The predicted microseconds of a forward pass of FlashAttention-3."""
     tile, packed = chosen.tile, with_packed_group(chosen.problem)
     blocks = tile.block_q, tile.block_kv, tile.footprint.blocks_per_sm
     return ForwardWork(packed, H200, *blocks, chunk_of(chosen.problem)).time(tile.step)

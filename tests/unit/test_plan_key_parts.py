@@ -29,7 +29,7 @@ def _grouped(batch: int, heads_q: int, heads_kv: int, **more: Any) -> AttentionP
 
 
 def _problem(heads: str, seqlen: int, head_dim: int, mask: str) -> AttentionProblem:
-    """``heads`` are batch entries, query heads and heads of keys."""
+    """A problem; ``heads`` is a text "batch query heads/key heads"."""
     batch, heads_q, heads_kv = map(int, heads.replace("/", " ").split())
     lengths = {"seqlen_q": seqlen, "seqlen_kv": seqlen, "head_dim": head_dim}
     return _grouped(batch, heads_q, heads_kv, mask=mask, head_dim_v=head_dim, **lengths)
@@ -41,12 +41,13 @@ def _parts(problem: AttentionProblem) -> int:
     return parts_of(problem, tile, 132)
 
 
-# Milliseconds were measured for 1, 2, 4 and so on up to the group; those that follow are at most
-# 4 % from the best of them, but for two of the three at head_dim 256 (11 %) in bench/NOTES.md.
+# The times of 1, 2, 4, ... parts, up to the size of the group, were measured. The times of the
+# parts below are at most 4 % above the best, but 11 % in two of three problems at head_dim 256,
+# which are in bench/NOTES.md.
 @pytest.mark.parametrize(
     ("heads", "seqlen", "head_dim", "causal", "full"),
     [
-        # 128 tiles of 132 at once: without a mask a round that is nearly whole.
+        # Few tiles. The first problem has 128 for 132 multiprocessors: one nearly full round.
         ("2 32/1", 8192, 128, 16, 1),
         ("1 32/1", 8192, 128, 16, 2),
         ("2 32/1", 2048, 64, 8, 4),
@@ -54,12 +55,12 @@ def _parts(problem: AttentionProblem) -> int:
         ("2 16/1", 8192, 128, 8, 1),
         ("1 32/2", 2048, 128, 8, 4),
         ("1 8/1", 2048, 128, 8, 8),
-        # Tiles enough.
+        # Enough tiles.
         ("2 32/8", 8192, 128, 1, 1),
         ("2 64/8", 8192, 128, 1, 1),
         ("2 32/8", 2048, 128, 1, 1),
         ("8 32/8", 512, 64, 1, 1),
-        # Nothing to part, and nothing to do.
+        # No group that could have parts; the last problem has no work at all.
         ("1 8/8", 128, 64, 1, 1),
         ("1 1/1", 8192, 64, 1, 1),
         ("0 8/1", 8192, 64, 1, 1),
@@ -78,11 +79,11 @@ def test_a_group_has_divisors_only() -> None:
 
 
 def test_tiles_that_no_query_sees_are_no_work() -> None:
-    """The mask is where the offset says."""
+    """The offset moves the causal mask, and so decides which tiles have work."""
     problem = _problem("1 32/1", 8192, 128, "causal")
     assert _parts(replace(problem, q_offset=-8192)) == 1
     assert _parts(replace(problem, q_offset=8192)) == _parts(replace(problem, mask="full"))
-    # No query sees most tiles, and the others are short.
+    # No query sees most tiles, and the other tiles have few steps.
     assert _parts(replace(problem, q_offset=-7000)) > _parts(replace(problem, mask="full"))
 
 
@@ -104,7 +105,7 @@ def test_parts_divide_the_group_and_leave_full_rounds_alone(
 
 
 def _both(parts: int, **more: Any) -> tuple[Plan, Plan]:
-    """The plan of whole groups, and that of parts."""
+    """The plan with whole groups, and the plan with this number of parts."""
     problem = _grouped(3, 24, 2, **{"seqlen_q": 777, "seqlen_kv": 1000, **more})
     with parts_forced(1):
         whole = planned(problem)
@@ -121,7 +122,7 @@ _WIDTHS = ((64, 64), (96, 96), (128, 128), (192, 128), (192, 192), (256, 256))
 def test_the_main_kernel_takes_a_part_for_a_head(
     parts: int, d: int, dv: int, deterministic: bool
 ) -> None:
-    """Its parameters are those of that many kv heads."""
+    """The kernel's parameters are those of a problem with as many kv heads as parts."""
     widths = {"head_dim": d, "head_dim_v": dv, "deterministic": deterministic}
     whole, parted = _both(parts, **widths)
     with parts_forced(1):
@@ -164,20 +165,20 @@ def test_the_sum_has_a_warp_for_every_place(d: int, dv: int, deterministic: bool
     assert (launch.config.generation, launch.config.kernel) == ("fa3", "sum_parts")
     constants = dict(launch.config.constants)
     assert constants == {"warps": 8, "sum_rows": 16, "sum_columns": 32}
-    places = 3 * 2 * 63 * ((d + dv) // 32)  # 63 times 16 keys hold 1000
+    places = 3 * 2 * 63 * ((d + dv) // 32)  # 63 groups of 16 keys cover 1000 keys
     assert launch.grid == -(-places // 8)
     keys = -(-1000 // parted.tile.block_kv) * parted.tile.block_kv
     assert dict(launch.arguments) == {"parts": 3, "padded_keys": keys}
     assert (launch.config.head_dim, launch.config.head_dim_v) == (d, dv)
     assert (launch.config.threads, launch.config.shared_bytes) == (256, 8 * 16 * 128)
-    # Nothing but widths, storage and architecture makes another kernel of it.
+    # The kernel depends on widths, storage and architecture only.
     for more in ({"mask": "causal"}, {"output": "float32"}, {"seqlen_q": 5}):
         _, other = _both(3, **{"head_dim": d, "head_dim_v": dv, **more})
         assert other.launches[-1].config == launch.config
 
 
 def test_the_workspace_is_linear_in_the_keys() -> None:
-    """Parts are no more than query heads, and fewer the more tiles there are."""
+    """There are at most as many parts as query heads, and one part if there are many tiles."""
     for mask in ("full", "causal"):
         for n in (128, 1024, 8192, 65536, 2**20):
             wanted = _grouped(1, 32, 1, width=128, mask=mask, seqlen_q=128, seqlen_kv=n)

@@ -1,4 +1,4 @@
-"""Plans with a boolean mask: the kernels' numbers, and the bits that are made of it."""
+"""Plans with a boolean mask: the kernels' numbers, and the bits that are made of the mask."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ..architectures import LIMITS
 from .bias_case import BATCH, FORMS, HEADS, KEYS, ROWS, kernel_of, kernels_of, shape_of
 
 _WIDTHS = [(64, 64), (96, 96), (128, 128), (192, 128), (192, 192), (256, 256)]
-#: Enough that tiles of the table give every multiprocessor work.
+#: A batch with which the tiles of the table give every multiprocessor work.
 _FILLING = {"batch": 100}
 _WHOLE = shape_of(1, 4, (True, True))
 
@@ -73,7 +73,7 @@ def _structs(launch: Any) -> dict[str, str]:
 def test_the_numbers_and_the_types_of_the_kernels(
     shape: Any, entries: Any, own: int, heads: int, storage: str
 ) -> None:
-    """None depends on the scale, and the dtype is that of the hidden scores."""
+    """No number depends on the scale, and ``mask_storage`` is the storage type of the call."""
     problem = _problem(shape, entries, storage=storage, scale=0.3)
     (use,) = problem.uses
     assert dict(use.numbers) == {
@@ -104,7 +104,7 @@ def test_a_batch_without_entries_divides_by_one() -> None:
 def test_older_generations_read_it_where_it_lies(
     algorithm: Any, operation: Any, form: tuple[bool, bool]
 ) -> None:
-    """At any address; the tile is that of a call without a mask, and no kernel is added."""
+    """They read a mask at any address; tile and kernels are those of a call without a mask."""
     problem = _problem(shape_of(3, 4, form), operation=operation, unmappable=("mask",))
     for dtype in ("float16", "float32", "float64"):
         of = replace(problem, storage=dtype, output=dtype)
@@ -123,7 +123,7 @@ def test_older_generations_read_it_where_it_lies(
 def test_fa3_reads_bits_of_what_differs_from_key_to_key(
     operation: Any, form: tuple[bool, bool], width: Any, deterministic: bool
 ) -> None:
-    """From wherever the mask lies. Ordered sums count all tiles, so they have no lists."""
+    """The mask may have any address. Ordered sums count all tiles, so they have no lists."""
     if operation == "forward" and deterministic:
         return
     wide = {"head_dim": width[0], "head_dim_v": width[1], "operation": operation}
@@ -149,7 +149,10 @@ def test_fa3_reads_bits_of_what_differs_from_key_to_key(
 @pytest.mark.parametrize("shape", [(1, 4, 500, 700), (3, 1, 500, 700), (3, 4, 1, 700)], ids=str)
 @pytest.mark.parametrize("width", [64, 128, 256])
 def test_the_workspace_holds_the_bits(operation: Any, shape: tuple[int, ...], width: int) -> None:
-    """Eight bytes for each 32 tiles of a row of tiles, and of each lane for 16 lines of a tile."""
+    """Tile bits take 8 bytes for 32 tiles of a row of tiles.
+
+    Pair bits take 8 bytes for each lane of a warp and each 16 lines of a tile.
+    """
     wide = {"head_dim": width, "head_dim_v": width, "operation": operation}
     chosen = plan(_problem(shape, **wide), LIMITS["90"], algorithm="fa3")
     tile, backward = chosen.tile, operation == "backward"
@@ -175,7 +178,8 @@ def test_the_workspace_holds_the_bits(operation: Any, shape: tuple[int, ...], wi
 
 @pytest.mark.parametrize("operation", ["forward", "backward"])
 def test_bits_that_cannot_be_counted_are_left_to_fa2(operation: Any) -> None:
-    """Up to 2^32: of each of 2^12 entries and heads 256 groups of lines, 128 tiles, 32 lanes."""
+    """At most 2^32 words are counted: 2^12 entries and heads, 256 groups of lines, 128 tiles, 32
+    lanes."""
     lengths = (4096, 8192) if operation == "forward" else (8192, 4096)
     same = {"heads_q": 512, "heads_kv": 512, "head_dim": 256, "head_dim_v": 256}
     same |= dict(zip(("seqlen_q", "seqlen_kv"), lengths, strict=True))
@@ -189,7 +193,8 @@ def test_bits_that_cannot_be_counted_are_left_to_fa2(operation: Any) -> None:
 
 @pytest.mark.parametrize("seqlen", [128, 1024, 1025, 65536])
 def test_tiles_that_a_mask_may_hide_are_square_at_128(seqlen: int) -> None:
-    """For any length. Elsewhere, and if a mask hides only keys, they are as without a mask."""
+    """This holds for any length. Other tiles are those of calls without a mask: at other widths,
+    and if the mask does not vary along both queries and keys."""
     for form, width in product(FORMS, (64, 96, 128, 192, 256)):
         wide = {"head_dim": width, "head_dim_v": width, "seqlen_kv": seqlen, **_FILLING}
         shape = tuple(seqlen if size == KEYS else size for size in shape_of(1, 4, form))
@@ -209,7 +214,7 @@ def test_tiles_that_a_mask_may_hide_are_square_at_128(seqlen: int) -> None:
 def test_beside_a_bias(
     operation: Any, of_bias: tuple[bool, bool], of_mask: tuple[bool, bool]
 ) -> None:
-    """The bias comes tile by tile as it does without a mask, wherever the mask lies."""
+    """The bias is loaded tile by tile, as without a mask, whatever the address of the mask."""
     more = {"more": _bias(of_bias), "operation": operation, "unmappable": ("mask",), **_FILLING}
     problem = _problem(shape_of(1, 4, of_mask), **more)
     chosen = plan(problem, LIMITS["90"], algorithm="fa3")
@@ -233,7 +238,7 @@ def _unmappable(use: Any) -> Any:
 @pytest.mark.parametrize("algorithm", ["fa2", "fa3"])
 @pytest.mark.parametrize("mask", ["full", "causal"])
 def test_entries_come_together_as_a_bias_has_it(algorithm: Any, mask: str) -> None:
-    """Bits are too few to ask for it."""
+    """Only a bias that entries share puts them into one head group; a mask has too few bits."""
     every = {"mask": mask, "batch": 5, "heads_q": 8}
     bias = [{}, *({"bias": Operand("bias", "float16", (b, 8, ROWS, KEYS))} for b in (5, 1))]
     for shape, more in product([(1, 8, ROWS, KEYS), (5, 1, ROWS, KEYS), (1, 8, 1, KEYS)], bias):
@@ -247,7 +252,7 @@ def test_entries_come_together_as_a_bias_has_it(algorithm: Any, mask: str) -> No
 
 @pytest.mark.parametrize("algorithm", ["fa1", "fa2", "fa3"])
 def test_a_gradient_of_a_bias_has_the_mask_in_every_step(algorithm: Any) -> None:
-    """It may differ from entry to entry, and is read where it lies: no term is kept."""
+    """The mask may differ between entries and is read directly, so that no term is kept."""
     more = _bias((True, True))
     every = {"more": more, "operation": "backward", "wrt": ("q", "k", "v", "bias")}
     chosen = plan(
@@ -263,7 +268,7 @@ def test_a_gradient_of_a_bias_has_the_mask_in_every_step(algorithm: Any) -> None
 @pytest.mark.parametrize("softcap", [0.0, 2.0])
 @pytest.mark.parametrize("operation", ["forward", "backward"])
 def test_it_comes_behind_all_that_changes_scores(operation: Any, softcap: float) -> None:
-    """And before sinks: hidden pairs stay hidden, whatever other features do."""
+    """The mask comes before sinks; so hidden pairs stay hidden, whatever other features do."""
     more = {
         "alibi_slopes": Operand("alibi_slopes", "float32", (HEADS,)),
         "sinks": Operand("sinks", "float16", (HEADS,)),

@@ -19,7 +19,7 @@ from ..architectures import LIMITS
 
 _NAMES = "cu_seqlens_q", "cu_seqlens_kv"
 _HEADS = 4, 2
-#: Rows of a sequence's place in a workspace: ``kAlignment`` of the device.
+#: In a workspace a sequence begins at a multiple of this many rows: the device's ``kAlignment``.
 _ALIGNED = 128
 _BYTES_OF_ITEM = 24
 
@@ -27,7 +27,7 @@ _BYTES_OF_ITEM = 24
 def _plan(
     algorithm: Algorithm, operation: Operation, lengths: list[tuple[int, int]], width: int
 ) -> Plan:
-    """A plan for these numbers of queries and keys of each sequence; the last is the rest."""
+    """A plan for sequences with these numbers of queries and keys."""
     rows, keys = (sum(every) for every in zip(*lengths, strict=True))
     problem = AttentionProblem(
         operation=operation,
@@ -60,7 +60,7 @@ def _tiles(lengths: list[int], rows: int) -> int:
     return sum(-(-length // rows) for length in lengths)
 
 
-#: The tiles of a sequence, and rows of one more: none, one, all but one, or any.
+#: The whole tiles of a sequence, and the fraction of one more: no row, one, some, or all but one.
 _length = st.tuples(st.integers(0, 3), st.sampled_from((0.0, 1e-9, 1e-9, 0.4, 1 - 1e-9)))
 
 
@@ -71,7 +71,7 @@ _length = st.tuples(st.integers(0, 3), st.sampled_from((0.0, 1e-9, 1e-9, 0.4, 1 
 def test_there_is_room_for_every_tile(
     algorithm: Algorithm, operation: Operation, width: int, drawn: list[Any]
 ) -> None:
-    """In the list and in the grid; and for every sequence in rows that are padded."""
+    """The list and the grid have room for every tile, padded rows have room for every sequence."""
     tile: Any = _plan(algorithm, operation, [(1, 1)] * len(drawn), width).tile
     sizes = tile.block_q, tile.block_kv
     lengths = [

@@ -1,4 +1,4 @@
-"""Packed groups: which calls have their query heads as rows of a tile, and where these lie."""
+"""Packed groups: which calls have query heads as rows of a tile, and the strides of these rows."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_what_a_head_or_a_row_has_for_itself_is_not_packed(name: str) -> None:
 
 @pytest.mark.parametrize("algorithm", ["fa2", "fa3"])
 def test_a_tile_has_the_rows_of_a_group(algorithm: Any) -> None:
-    """Keys are then walked once for each kv head, if there is one query for each."""
+    """With one query, keys are then read once for each kv head and each tile of query heads."""
     for group in (2, 3, 64, 65, 200):
         problem = replace(ONE, heads_q=2 * group, heads_kv=2)
         chosen = plan(problem, H200, algorithm=algorithm, kv_chunk=0)
@@ -105,7 +105,7 @@ def test_fa1_takes_no_packed_groups() -> None:
 @pytest.mark.parametrize("layout", ["bshd", "bhsd"])
 @pytest.mark.parametrize("gap", [0, 64])
 def test_any_strides_of_heads_are_those_of_rows(layout: str, gap: int) -> None:
-    """Every launch is audited: its tensors are those that the call was given, joined."""
+    """Every launch is audited: its rows of joined heads are the memory that the call was given."""
     with host_cupy(make=no_kernel) as host:
         shape = (2, 1, 6, 64 + gap) if layout == "bshd" else (2, 6, 1, 64 + gap)
         keys = (2, 300, 2, 64) if layout == "bshd" else (2, 2, 300, 64)

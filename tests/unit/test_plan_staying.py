@@ -12,10 +12,10 @@ from cuflash.planning.tiles import fa3
 from .test_plan_fa3 import HOPPER, planned
 from .test_plan_fa3_backward import main_of, of_gradients
 
-#: No group of heads is parted, however few tiles there are.
+#: No group of heads is divided into parts, however few tiles there are.
 pytestmark = pytest.mark.usefixtures("whole_groups")
 
-#: Changes of a problem of 512 queries and keys whose blocks stay.
+#: Changes of a problem of 512 queries and keys; its blocks stay, but not with any of these changes.
 _LEAVE: dict[str, dict[str, Any]] = {
     "more steps": {"seqlen_q": 513},
     "a group of heads": {"heads_kv": 2},

@@ -214,7 +214,7 @@ def test_pointers_are_a_mapping(fake_device: FakeDevice) -> None:
 def test_the_same_addresses_are_looked_at_once(
     fake_device: FakeDevice, monkeypatch: pytest.MonkeyPatch, operation: str
 ) -> None:
-    prepared = _prepare(operation, algorithm="fa1")  # which has a workspace
+    prepared = _prepare(operation, algorithm="fa1")  # fa1 has a workspace
     looked: list[Any] = []
     check = Addresses._checked
 

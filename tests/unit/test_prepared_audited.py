@@ -18,7 +18,7 @@ _SHAPE, _ROWS = (2, 40, 4, 64), (2, 4, 40)
 
 
 def _arrays(host: HostCupy, ready: cuflash.Prepared, device: int) -> dict[str, Any]:
-    """One of every tensor, as described."""
+    """An array for every tensor of the prepared call, as it describes them."""
     with host.runtime.on_device(device):
         return {
             name: host.cupy.empty(spec.shape, spec.dtype) for name, spec in ready.tensors.items()
@@ -29,7 +29,7 @@ def _arrays(host: HostCupy, ready: cuflash.Prepared, device: int) -> dict[str, A
 @pytest.mark.parametrize("algorithm", ["fa1", "fa2", "fa3"])
 @pytest.mark.parametrize("wide", [False, True])
 def test_every_launch(operation: Any, algorithm: Any, wide: bool) -> None:
-    """Several runs with other addresses, workspaces, streams, and current devices."""
+    """The runs have different addresses, workspaces, streams, and current devices."""
     options: dict[str, Any] = {"operation": operation, "algorithm": algorithm, "causal": True}
     options["out_dtype"] = "float32" if wide else None
     with host_cupy(make=no_kernel) as host:
@@ -64,7 +64,7 @@ def test_every_launch(operation: Any, algorithm: Any, wide: bool) -> None:
 @settings(max_examples=20)
 @given(data=st.data())
 def test_a_run_is_as_that_of_a_fresh_object(operation: Any, algorithm: Any, data: Any) -> None:
-    """After any earlier runs: addresses under other names or in another order, other streams."""
+    """Earlier runs may have addresses under other names, in another order, or other streams."""
     with host_cupy(make=no_kernel) as host:
         launched: list[Any] = []
         host.runtime.audit = launched.append

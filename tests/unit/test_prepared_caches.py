@@ -44,7 +44,7 @@ def _pointers(prepared: Any) -> dict[str, int]:
     ],
 )
 def test_the_arguments_are_those_of_the_call(operation: str, function: Any, others: Any) -> None:
-    """Except the backend, and arrays that a run takes by address."""
+    """The exceptions are the backend, and the arrays that a run takes by address."""
     expected = {*inspect.signature(function).parameters} - others
     assert {*TAKEN[operation]} == expected
     assert expected <= {*inspect.signature(cuflash.prepare).parameters}
@@ -103,7 +103,7 @@ def test_what_needs_a_copy_is_refused(fake_device: FakeDevice, name: str) -> Non
 
 
 def test_a_workspace_holds_what_the_append_leaves(fake_device: FakeDevice) -> None:
-    """The lengths after attention's own workspace, and queries if they are rotated."""
+    """After attention's own workspace it has the lengths, and the queries if they are rotated."""
     split: dict[str, Any] = {"algorithm": "fa2", "kv_chunk": 16}
     plain = _prepare(k=None, v=None, **split)
     appending, rotating = _prepare(**split), _prepare(**split, **_ROTATING)
@@ -116,7 +116,7 @@ def test_a_workspace_holds_what_the_append_leaves(fake_device: FakeDevice) -> No
 
 
 def test_addresses_go_where_they_belong(fake_device: FakeDevice) -> None:
-    """The append reads the caller's queries, attention those that it left in the workspace."""
+    """The append reads the caller's queries; attention reads the rotated ones in the workspace."""
     prepared = _prepare(**_ROTATING, overflow="int32", algorithm="fa2")
     pointers = _pointers(prepared)
     place = ADDRESS * 100
@@ -150,7 +150,7 @@ def test_addresses_that_were_not_planned_are_refused(
     prepared = _prepare()
     pointers = _pointers(prepared)
     without = {name: pointers[name] for name in pointers if name != "lse"}
-    prepared.run(without, workspace=ADDRESS)  # which alone may be left out
+    prepared.run(without, workspace=ADDRESS)  # only lse may be left out
     assert len(fake_device.launched) >= 2
     fake_device.launched.clear()
     with pytest.raises(VALUE) as caught:

@@ -21,7 +21,7 @@ VALUE, TYPE = cuflash.ArgumentValueError, cuflash.ArgumentTypeError
     ids=str,
 )
 def test_sinks_are_planned_from_a_shape_or_a_dtype(operation: Any, sinks: Any, dtype: str) -> None:
-    """Without a device: as ``explain`` describes them."""
+    """No device is needed: ``explain`` makes the plan."""
     explained = cuflash.explain(
         Q, KV, KV, operation=operation, dtype="float16", sinks=sinks, backend="numpy"
     )
@@ -39,7 +39,7 @@ def test_sinks_are_planned_from_a_shape_or_a_dtype(operation: Any, sinks: Any, d
 def test_slopes_are_planned_from_a_shape_or_a_dtype(
     operation: Any, slopes: Any, shape: Any
 ) -> None:
-    """They are float32 for both half types; from a dtype alone they have all axes."""
+    """Slopes are float32 for both half types; if only a dtype is given, they have all axes."""
     explained = cuflash.explain(
         Q, KV, KV, operation=operation, dtype="float16", alibi_slopes=slopes, backend="numpy"
     )
@@ -65,7 +65,7 @@ def test_slopes_are_planned_from_a_shape_or_a_dtype(
 def test_a_bias_is_planned_from_a_shape_or_a_dtype(
     operation: Any, bias: Any, dtype: str, shape: Any
 ) -> None:
-    """From a shape alone it has the dtype of q, from a dtype alone all axes."""
+    """If only a shape is given, the bias has the dtype of q; if only a dtype, it has all axes."""
     explained = cuflash.explain(
         Q, KV, KV, operation=operation, dtype="float16", bias=bias, backend="numpy"
     )

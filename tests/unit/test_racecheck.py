@@ -1,4 +1,4 @@
-"""The reports of racecheck that are set aside, and those that are not."""
+"""Which reports of racecheck are set aside, and which are faults."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_files_may_have_no_folder() -> None:
         (WRITE, LOST.replace("Read", "Write")),
         (WRITE.replace("bulk_copy", "tensor_copy"), READ),
         (WRITE.replace("ptx/bulk", "tile/bulk"), READ),
-        (READ.replace("Read", "Write"), WRITE.replace("Write", "Read")),  # the copy the other way
+        (READ.replace("Read", "Write"), WRITE.replace("Write", "Read")),  # the copy reads
         (WRITE, READ.replace("Read", "Write")),
         (WRITE, READ.split(" in ")[0]),
         (WRITE.split(" in ")[0], READ),
@@ -74,7 +74,7 @@ def test_everything_else_is_a_fault(first: str, second: str) -> None:
         (fault,) = verdict.faults
         assert " at " in fault
     mixed = judge(printed(report(WRITE, READ), report(first, second, second)))
-    assert (mixed.known, len(mixed.faults)) == (1, 1)  # said once
+    assert (mixed.known, len(mixed.faults)) == (1, 1)  # one fault, not two
 
 
 def test_no_line_information_is_said() -> None:

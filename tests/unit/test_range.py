@@ -1,4 +1,4 @@
-"""The range of ``scale`` and of the values: accepted calls are right, others are refused."""
+"""The range of ``scale`` and of the values: accepted calls are right, other calls are refused."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from cuflash.planning.problem import DTYPES
 
 #: Exponents of the largest and smallest scale.
 RANGE = {"float16": 100, "bfloat16": 100, "float32": 100, "float64": 900}
-#: Exponents that arrays of standard normal values are multiplied by; float16 has no such range.
+#: The largest exponents of the powers of two by which arrays of standard normal values are
+#: multiplied; float16 has no such range.
 EXPONENTS = {"bfloat16": 110, "float32": 110, "float64": 950}
 CPU: dict[str, Any] = {"backend": "numpy"}
 
@@ -114,7 +115,7 @@ def test_values_within_the_bound_of_the_contract_are_averaged(
 def test_a_column_of_large_values_beside_ordinary_ones(
     dtype: str, most: int, algorithm: Any, data: st.DataObject
 ) -> None:
-    """Of either sign, with distant weights: every path through the rows."""
+    """The large values have either sign, and weights differ widely: every path is taken."""
     keys = data.draw(st.integers(2, 40), label="keys")
     sign = data.draw(st.sampled_from((-1, 1)), label="sign")
     largest = st.integers(most - 20, most - 6)
@@ -133,5 +134,5 @@ def test_a_column_of_large_values_beside_ordinary_ones(
     expected, _ = cuflash.reference.attention(q, k, shrunk, scale=1.0)
     found = out.astype(np.float64)
     found[..., 1:] *= 2.0**-exponent
-    for column in range(3):  # such a large score is rounded by that many units
+    for column in range(3):  # the largest score adds as many units of rounding
         _close(found[..., column], expected[..., column], dtype, 8 + longest)

@@ -86,7 +86,7 @@ def _attend(shape: tuple[int, ...] = (4, 8), dtype: Any = np.float32, **options:
 
 
 def _unavailable(patch: pytest.MonkeyPatch, error: Exception) -> str:
-    """The message if importing CuPy raises this, or asking it for devices."""
+    """The message if importing CuPy, or asking CuPy for its devices, raises this error."""
     import cupy
 
     available._why_not.cache_clear()
@@ -174,7 +174,7 @@ def _explain(dtype: str, **options: Any) -> None:
     try:
         cuflash.explain(x, x, x, dtype=dtype, **options)
     finally:
-        calls.forget()  # for a device that is not there
+        calls.forget()  # these plans are for a device that does not exist
 
 
 def _old_nvrtc(patch: pytest.MonkeyPatch) -> str:

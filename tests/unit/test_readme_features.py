@@ -45,7 +45,7 @@ def test_a_page_shows_the_table(page: str) -> None:
 
 
 def test_the_block_shows_every_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On the rows of both features, with the reason."""
+    """A refusal is on the rows of both features, with the reason."""
     rows = (
         Refusal("window", "sinks", "as a test has it"),
         Refusal("sinks", "fa1", "as another test has it"),

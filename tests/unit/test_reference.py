@@ -135,7 +135,7 @@ def test_dlse_is_zero_by_default() -> None:
     other = reference.attention_backward(gradients["dout"], **inputs, dlse=gradients["dlse"])
     assert all(np.array_equal(x, y) for x, y in zip(without, zero, strict=True))
     assert not np.array_equal(without[0], other[0])
-    assert np.array_equal(without[2], other[2])  # v does not move lse
+    assert np.array_equal(without[2], other[2])  # lse does not depend on v
 
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float32])
@@ -224,7 +224,7 @@ def test_nothing_is_empty_or_dead(zero: str) -> None:
 
 def test_what_is_hidden_never_matters() -> None:
     inputs, gradients = draw((1, 1, 1, 4, 6, 3, 2))
-    options = {"causal": True, "q_offset": 0}  # keys 4 and 5 are hidden from all, 3 from most
+    options = {"causal": True, "q_offset": 0}  # only the last query sees key 3, none sees keys 4, 5
     clean = (
         *reference.attention(**inputs, **options),
         *reference.attention_backward(gradients["dout"], **inputs, **options),
@@ -247,7 +247,7 @@ def test_what_is_hidden_never_matters() -> None:
 
 def test_scores_that_are_not_finite() -> None:
     q, k, v = np.ones((3, 1)), np.array([[1.0], [-np.inf], [2.0]]), np.arange(3.0)[:, None]
-    out, lse = reference.attention(q, k, v)  # minus infinity weighs nothing
+    out, lse = reference.attention(q, k, v)  # a key with the score minus infinity has no weight
     kept = reference.attention(q, k[[0, 2]], v[[0, 2]], q_offset=2)
     assert np.array_equal(out, kept[0])
     assert np.array_equal(lse, kept[1])
@@ -274,7 +274,7 @@ def test_large_logits_neither_overflow_nor_vanish(sign: int) -> None:
 
 
 def test_it_imports_nothing_of_the_library_but_its_own_parts() -> None:
-    """The checks only take the classes of errors."""
+    """The classes of errors are the only exception: the reference's checks import them."""
     parts = {p.stem: p for p in Path(reference.__file__).parent.glob("reference*.py")}
     assert parts.keys() > {"reference", "reference_checks", "reference_heads"}
     for node in (node for path in parts.values() for node in ast.walk(ast.parse(path.read_text()))):

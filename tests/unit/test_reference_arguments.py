@@ -94,7 +94,7 @@ _LAYOUTS = ("bshd", "bhsd", "shd", "hsd", "sd")
 
 @st.composite
 def _one_that_does_not_fit(draw: st.DrawFn) -> tuple[str, str, dict[str, np.ndarray]]:
-    """A layout, and arrays that fit each other but for one axis of the one named."""
+    """A layout, an array's name, and arrays that fit each other but for one axis of that array."""
     layout = draw(st.sampled_from(_LAYOUTS))
     axes = {
         name: [axis for axis, place in zip(text, "bshd", strict=True) if place in layout]
@@ -119,7 +119,7 @@ def test_shapes_that_do_not_fit_are_refused(drawn: tuple[str, str, dict[str, np.
     with pytest.raises(ArgumentValueError) as caught:
         reference.attention_backward(**arrays, layout=layout)
     assert caught.value.argument in arrays
-    if wrong in ("dout", "dlse"):  # the others do fit
+    if wrong in ("dout", "dlse"):  # q, k and v fit each other
         assert caught.value.argument == wrong
         reference.attention(*(arrays[name] for name in "qkv"), layout=layout)
 

@@ -26,7 +26,10 @@ def _normal(seed: int, *shape: int) -> Any:
     ],
 )
 def test_what_counts_is_attended_to(options: dict[str, Any]) -> None:
-    """Pages gathered by hand, with new tokens at the end, without padding at the beginning."""
+    """Results are those of attention over keys that are gathered from the pages by hand.
+
+    The keys include the new tokens at the end, and not the padding at the beginning.
+    """
     q, k, v = (_normal(i, 2, 3, heads, 8) for i, heads in enumerate((4, 2, 2)))
     pages = [_normal(3 + i, 6, 4, 2, 8) for i in range(2)]
     table, lengths, padding = np.array([[4, 0, 2], [1, 5, 3]]), [7, 4], [2, 0]
@@ -55,7 +58,7 @@ def test_what_counts_is_attended_to(options: dict[str, Any]) -> None:
     ("interleaved", "turned"), [(True, [-2, 1, 3, 4, 5]), (False, [-3, 2, 1, 4, 5])]
 )
 def test_a_quarter_of_a_turn(interleaved: bool, turned: list[float]) -> None:
-    """The first pair at position 1; the second pair and the last column do not change."""
+    """At position 1 the first pair turns; the second pair and the last column do not change."""
     cos, sin = np.array([[1.0, 1.0], [0.0, 1.0]]), np.array([[0.0, 0.0], [1.0, 0.0]])
     k = np.arange(1.0, 6.0).reshape(1, 1, 1, 5)
     cache = np.zeros((1, 2, 1, 5))

@@ -1,4 +1,4 @@
-"""Features of the oracle: loops, finite differences, and their special cases."""
+"""Features of the oracle against loops and finite differences, and in special cases."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SIDES = st.one_of(st.none(), st.integers(0, 6))
 
 @st.composite
 def problems(draw_: st.DrawFn) -> tuple[tuple[int, ...], dict[str, Any]]:
-    """Sizes and options: windows of both kinds, arrays of features, dead rows; or none."""
+    """Sizes and options: with or without windows, arrays of features and dead rows."""
     group, heads_kv = draw_(st.sampled_from(((1, 1), (2, 2), (3, 1))))
     lengths = draw_(st.integers(1, 5)), draw_(st.integers(1, 6))
     sizes = (draw_(st.integers(1, 2)), group * heads_kv, heads_kv, *lengths, 2, 3)
@@ -195,7 +195,7 @@ def test_a_dead_row_is_its_sink() -> None:
     dout, dlse = gradients["dout"], gradients["dlse"]
     expected = reference.attention_backward(dout, **inputs, dlse=dlse, **options)
     dout = dout.copy()
-    dout[:, :3] = np.inf  # times an output of 0: no part of delta
+    dout[:, :3] = np.inf  # the output is 0 there, so it must not reach delta
     got = reference.attention_backward(dout, **inputs, dlse=dlse, **options)
     assert all(np.array_equal(a, b) for a, b in zip(got, expected, strict=True))
     options["q_offset"] = -9  # all rows are dead: only dlse reaches the sinks
@@ -221,13 +221,13 @@ def test_slopes_are_one_for_each_query_head_of_each_entry_or_of_all() -> None:
             reference.attention(**inputs, alibi_slopes=wrong)
         with pytest.raises((ArgumentTypeError, ArgumentValueError), match=r"^alibi_slopes: got "):
             reference.attention_backward(gradients["dout"], **inputs, alibi_slopes=wrong)
-    q = inputs["q"][0, :, 0]  # without an axis of heads there is one, and one entry
+    q = inputs["q"][0, :, 0]  # without these axes there are one head and one entry
     for right in (np.zeros(1), np.zeros((1, 1))):
         reference.attention(q, q, q, alibi_slopes=right)
 
 
 def test_a_slope_counts_keys_in_either_direction() -> None:
-    """No other scores: weights are powers of two, and lse is the log of their sum."""
+    """All products are 0: so weights are powers of two, and lse is the log of their sum."""
     q, k, v = np.zeros((1, 1, 1, 2)), np.zeros((1, 4, 1, 2)), np.eye(4)[None, :, None]
     halved = np.array([np.log(2)])
     for q_offset, away in ((1, [1, 0, 1, 2]), (-2, [2, 3, 4, 5]), (5, [5, 4, 3, 2])):
@@ -248,5 +248,5 @@ def test_sinks_are_one_for_each_query_head() -> None:
             reference.attention(**inputs, sinks=wrong)
         with pytest.raises((ArgumentTypeError, ArgumentValueError), match=r"^sinks: got "):
             reference.attention_backward(gradients["dout"], **inputs, sinks=wrong)
-    q, one = inputs["q"][0, :, 0], np.zeros(1)  # without an axis of heads there is one
+    q, one = inputs["q"][0, :, 0], np.zeros(1)  # without an axis of heads there is one head
     reference.attention(q, q, q, sinks=one)

@@ -47,14 +47,14 @@ def test_each_is_a_call_of_its_own(options: dict[str, Any]) -> None:
     ids=str,
 )
 def test_offsets_are_clamped(queries: Any, keys: Any) -> None:
-    """The first sequence begins at row 0, none goes backwards, and of two the later one is kept."""
+    """The first sequence begins at row 0, every other one at the largest offset so far."""
     call = {name: np.nan_to_num(a) if name in "qkv" else a for name, a in _call().items()}
     call |= {"cu_seqlens_q": int32(*queries), "cu_seqlens_kv": int32(*keys)}
     compare(_both(call), looped(call))
 
 
 def test_draws_are_by_sequence() -> None:
-    """A sequence draws as the entry of its number: here of a batch of the second alone."""
+    """A sequence has the draws of the batch entry with its number: here those of entry 5."""
     call = _call(dropout_p=0.4, dropout_seed=7)
     out, _ = reference.attention(**call)
     rows, keys = (slice(*map(int, call[name][5:7])) for name in _NAMES)

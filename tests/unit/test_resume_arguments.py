@@ -30,7 +30,7 @@ def _state(dtype: str = "float32") -> tuple[Any, Any]:
 
 
 def _near(got: Any, expected: Any) -> bool:
-    """Whether float64 arrays are apart by rounding alone."""
+    """Whether float64 arrays differ by no more than rounding."""
     room = REFERENCE_UNITS * UNIT["float64"] * max(1, abs(expected).max())
     return bool(abs(got - expected).max() <= room)
 
@@ -119,7 +119,7 @@ def test_destinations_may_be_the_state_itself(where: str, return_lse: bool) -> N
 
 
 def test_it_is_the_merge_of_both() -> None:
-    """In this order, of the call's own output before it is rounded."""
+    """The state comes first; the call's own output is merged before it is rounded."""
     q, k, v = _inputs()
     state = _state()
     own = cuflash.attention(q, k, v, causal=True, return_lse=True, out_dtype="float32")

@@ -1,6 +1,6 @@
 """The order in which blocks of FlashAttention-3's backward pass clear, multiply and finish.
 
-The computation of a block from its number is repeated here, from the launch's numbers alone, as in
+The computation of a block from its number is repeated here, only from the launch's numbers, as in
 ``cuda_src/fa3/backward_clear.cuh`` (``clear_role``), ``cuda_src/fa3/backward_rows.cuh``
 (``BlockPlace``) and ``cuda_src/tile/schedule.cuh``.
 """
@@ -23,7 +23,7 @@ from cuflash.planning.tiles import fa3
 from .test_plan_fa3 import HOPPER, planned
 from .test_plan_fa3_backward import main_of, of_gradients
 
-#: Blocks of each multiprocessor between those that clear, or add, and those that need it.
+#: Blocks per multiprocessor between a block that clears or adds and a block that needs the result.
 ROUNDS = row_order._ROUNDS
 
 
@@ -31,8 +31,8 @@ ROUNDS = row_order._ROUNDS
 class Launched:
     """The kernel's parameters, and the multiprocessors that run it."""
 
-    heads: int  # of keys, of all batch entries
-    tiles: int  # of each
+    heads: int  # heads of keys in all batch entries
+    tiles: int  # tiles of each head
     head_group: int
     tiles_of_round: int  # 0: there are no blocks of rows
     grid: int
@@ -47,7 +47,7 @@ class Launched:
 
     @property
     def rounds(self) -> int:
-        """Rounds of blocks: one of rows and then those of tiles."""
+        """The number of rounds; each is a block of rows and then the blocks of several tiles."""
         return -(-self.every // self.tiles_of_round) if self.tiles_of_round else 0
 
     @property
@@ -62,7 +62,7 @@ class Launched:
         return first + (tile - first * self.tiles) % width
 
     def tile(self, block: int) -> int | None:
-        """The tile of a block; None if it is one of rows, or has nothing to do."""
+        """The tile of a block; None for a block of rows, or if the block has nothing to do."""
         if self.tiles_of_round == 0:
             return block
         number, within = divmod(block, self.tiles_of_round + 1)
@@ -88,7 +88,7 @@ class Launched:
         return [(tile, block) for tile, block in found if tile is not None]
 
     def of_rows(self) -> Iterator[tuple[int, range]]:
-        """Blocks that are not of tiles, with the shares that they finish."""
+        """Blocks without a tile, and the shares that each of them finishes."""
         for block in range(self.grid):
             if self.tile(block) is None:
                 yield block, self.finished(block)
@@ -116,14 +116,14 @@ def _launched(order: RowOrder) -> Launched:
 
 @st.composite
 def _orders(draw: st.DrawFn) -> Launched:
-    """Up to some hundred tiles, of devices so small that blocks clear many of their rows."""
+    """Orders of some hundred tiles on devices so small that blocks clear the rows of many tiles."""
     tiles = draw(st.integers(1, 30))
     heads = draw(st.integers(1, max(1, 600 // tiles)))
     head_group, shares = draw(st.integers(1, min(heads, 9))), draw(st.integers(0, 12))
     return _launched(RowOrder(heads, tiles, head_group, shares, draw(st.integers(1, 12))))
 
 
-#: Realistic multiprocessors: one head; none cleared inside; one head group; many short ones.
+#: Orders of 132 multiprocessors: one head; no row cleared inside; one head group; many short heads.
 _REAL = [
     _launched(RowOrder(*of, shares, 132))
     for of in ((1, 1, 1), (80, 4, 8), (117, 3, 8), (12, 30, 8), (700, 1, 5))
@@ -144,10 +144,10 @@ def test_every_tile_is_done_by_one_block(launched: Launched) -> None:
 @thoroughly
 @given(ORDERS)
 def test_every_share_is_cleared_once(launched: Launched) -> None:
-    """The kernel before clears those of the first heads, as whole heads: it knows no tiles.
+    """The kernel before clears all shares of the first heads and none of others: it has no tiles.
 
-    A tile asks for its head's counter if its own position says that blocks clear for it, so all
-    shares of a head must be on one side.
+    A tile reads its head's counter if its own position says that blocks clear for it. Therefore
+    blocks must clear all shares of a head or none.
     """
     assert sorted(tile for tile, _ in launched.clearing()) == list(
         range(launched.ahead, launched.every)
@@ -162,7 +162,7 @@ def test_every_share_is_cleared_once(launched: Launched) -> None:
 @thoroughly
 @given(ORDERS)
 def test_every_share_is_finished_once(launched: Launched) -> None:
-    """If there are blocks of rows; otherwise every block is one of a tile."""
+    """No share is finished here if there are no blocks of rows: then every block has a tile."""
     inside = [tile for _, finished in launched.of_rows() for tile in finished]
     assert sorted(inside) == list(range(launched.every if launched.tiles_of_round else 0))
 
@@ -170,7 +170,7 @@ def test_every_share_is_finished_once(launched: Launched) -> None:
 @thoroughly
 @given(ORDERS)
 def test_no_tile_waits_for_a_later_block_or_for_one_that_began_with_it(launched: Launched) -> None:
-    """All shares of a head are cleared before the first of its tiles, and long before."""
+    """All shares of a head are cleared long before the first of its tiles begins."""
     assert ROUNDS >= 1
     of_head = launched.first_and_last()
     for tile, block in launched.clearing():
@@ -181,7 +181,7 @@ def test_no_tile_waits_for_a_later_block_or_for_one_that_began_with_it(launched:
 @thoroughly
 @given(ORDERS)
 def test_no_share_is_finished_before_the_last_tile_of_its_head(launched: Launched) -> None:
-    """Beside other tiles long after it; the rest comes after all tiles."""
+    """While other tiles run, shares are finished long after that tile, the last after all tiles."""
     of_head = launched.first_and_last()
     for block, finished in launched.of_rows():
         for tile in finished:
@@ -193,7 +193,7 @@ def test_no_share_is_finished_before_the_last_tile_of_its_head(launched: Launche
 @thoroughly
 @given(ORDERS)
 def test_there_is_no_block_too_many(launched: Launched) -> None:
-    """After the rounds each finishes a share; before, only the last round may have idle ones."""
+    """After the rounds each block finishes a share; only the last round may have idle blocks."""
     after_all = launched.after_all
     assert launched.grid >= after_all
     assert launched.tiles_of_round or launched.grid == launched.every
@@ -208,7 +208,7 @@ def test_there_is_no_block_too_many(launched: Launched) -> None:
 @thoroughly
 @given(ORDERS)
 def test_nothing_is_cleared_before_or_left_that_need_not_be(launched: Launched) -> None:
-    """With one head group less before, or less left over, a block could wait."""
+    """If a head group less were cleared before, or less were left to the end, blocks could wait."""
     of_head_group, far = launched.tiles * launched.head_group, ROUNDS * launched.num_sms
     assert launched.ahead < far + 2 * of_head_group
     assert launched.convert_lag <= far + of_head_group + launched.tiles_of_round
@@ -216,7 +216,7 @@ def test_nothing_is_cleared_before_or_left_that_need_not_be(launched: Launched) 
 
 
 def _problems() -> st.SearchStrategy[AttentionProblem]:
-    """Problems with tiles of both widths of keys and of queries."""
+    """Problems with both sizes of kv tiles and of q tiles."""
     return st.builds(
         lambda batch, heads, group, **more: of_gradients(
             **{"batch": batch, "heads_q": heads * group, "heads_kv": heads, **more}
@@ -238,7 +238,7 @@ def _problems() -> st.SearchStrategy[AttentionProblem]:
 def test_a_launch_has_the_numbers_of_its_order(
     problem: AttentionProblem, num_sms: int, shares: int
 ) -> None:
-    """And the kernel before clears the rest: of all query heads of the first heads."""
+    """The kernel before clears the other rows: those of all query heads of the first kv heads."""
     limits = replace(HOPPER, num_sms=num_sms)
     tile = planned(problem).tile
     assert isinstance(tile, fa3.Fa3BackwardTile)
@@ -246,7 +246,7 @@ def test_a_launch_has_the_numbers_of_its_order(
         problem, limits, None, (), tile=replace(tile, kv_tiles_per_convert_block=shares)
     )
     main, arguments = main_of(chosen), dict(main_of(chosen).arguments)
-    seen = arguments.get("heads_kv", problem.heads_kv)  # every part of a group is one to it
+    seen = arguments.get("heads_kv", problem.heads_kv)  # each part of a group counts as a head
     heads, tiles = problem.batch * seen, -(-problem.seqlen_kv // tile.block_kv)
     launched = _launched(RowOrder(heads, tiles, arguments["head_group"], shares, num_sms))
     assert (main.grid, arguments["ahead"]) == (launched.grid, launched.ahead)
@@ -262,17 +262,17 @@ def test_a_launch_has_the_numbers_of_its_order(
 @thoroughly
 @given(_problems(), st.integers(1, 40))
 def test_every_counter_has_a_place_and_is_cleared(problem: AttentionProblem, num_sms: int) -> None:
-    """The kernel before clears two of every kv head, and then those of the q tiles."""
+    """The kernel before clears two counters for every kv head, and then one for every q tile."""
     chosen = planned(problem, limits=replace(HOPPER, num_sms=num_sms))
     before, turns = chosen.launches[0], {b.name: b.nbytes for b in chosen.workspace}["turns"]
     cleared = dict(before.config.constants)["turns"]
     of_block = 128 // chosen.tile.block_q * problem.deterministic
-    assert cleared == 2 + of_block  # of any lengths, since it is compiled
+    assert cleared == 2 + of_block  # for any lengths, because it is compiled
     assert turns == 4 * before.grid * cleared
     seen = dict(chosen.launches[1].arguments).get("heads_kv", problem.heads_kv)
     counters = 2 * problem.batch * seen
     if problem.deterministic:
         padded = -(-problem.seqlen_q // 128) * 128
         rows = problem.batch * problem.heads_q * padded
-        counters += rows // chosen.tile.block_q  # that of the last tile of the last head
+        counters += rows // chosen.tile.block_q  # one for every q tile of every head
     assert turns >= 4 * counters

@@ -34,7 +34,7 @@ class Shared:
 
     @property
     def of_head(self) -> int:
-        """Units of 16 rows of a query head, as far as kv tiles add to them."""
+        """The number of units, of 16 rows each, of a query head to which kv tiles add."""
         return -(-self.seqlen_q // self.block_q) * (self.block_q // 16)
 
     @property
@@ -44,11 +44,11 @@ class Shared:
 
     @property
     def every(self) -> set[tuple[int, int]]:
-        """Query head of the group and first row of every unit."""
+        """The query head, by its number in the group, and the first row of every unit."""
         return set(product(range(self.group), range(0, self.of_head * 16, 16)))
 
     def cleared(self, tile: int, row_bytes: int, zero_bytes: int) -> Iterator[tuple[int, int]]:
-        """Query head of the group and first byte of each copy's target, for a tile."""
+        """The query head, and the first byte of the target, of each copy that a tile makes."""
         begin = tile * self.of_share
         units = min(self.of_share, self.of_head - begin)
         for head in range(self.group):
@@ -56,7 +56,7 @@ class Shared:
                 yield head, begin * 16 * row_bytes + copy * zero_bytes
 
     def finished(self, shares: range) -> Iterator[tuple[int, int]]:
-        """Query head of the group and first row of each unit of some tiles, by its number."""
+        """The query head and the first row of each unit in the shares of some tiles."""
         for i in range(len(shares) * self.of_share * self.group):
             heads = i // self.of_share
             before = heads // self.group
@@ -78,7 +78,7 @@ thoroughly = settings(max_examples=200)
 @thoroughly
 @given(SHARED, st.sampled_from(BACKWARD))
 def test_copies_of_zeros_cover_every_row_once(shared: Shared, row: BackwardRow) -> None:
-    """Every row to which a kv tile adds, and none of another head, whose sums may be under way."""
+    """They cover all rows to which kv tiles add, and none of another head, which may be in use."""
     row_bytes, zero_bytes = row.widest * 4, row.zero_bytes
     copies = Counter(
         copy for t in range(shared.tiles) for copy in shared.cleared(t, row_bytes, zero_bytes)
@@ -87,13 +87,13 @@ def test_copies_of_zeros_cover_every_row_once(shared: Shared, row: BackwardRow) 
     assert copies == dict.fromkeys(product(range(shared.group), range(0, end, zero_bytes)), 1)
     assert end % zero_bytes == 0
     assert shared.of_head * 16 >= shared.seqlen_q
-    assert shared.of_head * 16 <= -(-shared.seqlen_q // 128) * 128  # where the workspace has rows
+    assert shared.of_head * 16 <= -(-shared.seqlen_q // 128) * 128  # the workspace has these rows
 
 
 @thoroughly
 @given(SHARED, st.integers(1, 9))
 def test_blocks_of_rows_finish_every_row_once(shared: Shared, shares: int) -> None:
-    """For every number of tiles in a block, and with more tiles than units, or fewer."""
+    """A block may have any number of tiles, and there may be more tiles than units, or fewer."""
     blocks = (range(t, min(t + shares, shared.tiles)) for t in range(0, shared.tiles, shares))
     done = Counter(unit for block in blocks for unit in shared.finished(block))
     assert done == dict.fromkeys((u for u in shared.every if u[1] < shared.seqlen_q), 1)
@@ -101,7 +101,7 @@ def test_blocks_of_rows_finish_every_row_once(shared: Shared, shares: int) -> No
 
 @pytest.mark.parametrize("row", BACKWARD, ids=str)
 def test_units_and_copies_are_of_the_tile_that_is_chosen(row: BackwardRow) -> None:
-    """A unit is a row of fragments; a warp writes zeros by 16 bytes a lane."""
+    """A unit is a row of fragments; each lane of a warp writes 16 bytes of zeros."""
     tile = planned(of_gradients(head_dim=row.widest, head_dim_v=row.widest_v)).tile
     assert isinstance(tile, fa3.Fa3BackwardTile)
     constants = tile.constants()

@@ -134,7 +134,7 @@ class _AlikeFunction:
 
 
 def test_equal_functions_are_one_key() -> None:
-    """As keys of calls and kernels; a number of another type, or sign, differs."""
+    """They are equal keys of calls and kernels; a number of another type or sign is another key."""
     same = ScoreMod("return s;", cap=2.0), ScoreMod("return s;", cap=np.float64(2))
     assert same[0].parts == same[1].parts
     for other in (
@@ -147,7 +147,7 @@ def test_equal_functions_are_one_key() -> None:
     ):
         assert other.parts[0] != same[0].parts[0]
     alike = (ScoreMod("return s;", numpy=_AlikeFunction()).parts[0] for _ in range(2))
-    assert len(set(alike)) == 2  # their answers about each other do not count
+    assert len(set(alike)) == 2  # what their ``__eq__`` returns does not count
     zeros = (ScoreMod("return s;", cap=zero).parts[0] for zero in (0.0, -0.0, 0))
     assert len(set(zeros)) == 3
 
@@ -260,7 +260,7 @@ def test_an_array_of_a_function_is_not_written_to() -> None:
 
 
 def test_what_has_no_derivative_here_is_no_function() -> None:
-    """NumPy's functions that dual numbers do not know raise, and lose no derivative."""
+    """NumPy functions that dual numbers do not support raise, instead of losing a derivative."""
     x = DualArray(np.ones(3), np.ones(3))
     for function in (np.arcsin, lambda x: np.add.reduce(x), lambda x: np.sort(x), float):
         with pytest.raises(TypeError):

@@ -1,4 +1,4 @@
-"""Functions of scores: decisions about them, and the arguments of the NumPy side."""
+"""Functions of scores: plans for calls with them, and the arguments on the NumPy side."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _configs(function: ScoreMod) -> list[Any]:
 
 
 def test_another_text_is_another_kernel() -> None:
-    """So is a number of another type, or with another name; but not another number."""
+    """A number of another type also makes another kernel; another value of it does not."""
     first = _configs(ScoreMod("return s;", cap=2.0))
     assert first == _configs(ScoreMod("return s;", cap=3.0))
     for text, cap in (("return -s;", 2.0), ("return s;", 2)):
@@ -123,7 +123,7 @@ def test_numbers_are_kept_as_they_are() -> None:
     assert np.signbit(found["zero"])
 
 
-#: Functions of NumPy arrays that broadcast, where s may hold dual numbers.
+#: Functions of NumPy arrays that broadcast; s may hold dual numbers.
 _OF_NUMPY: dict[str, Any] = {
     "distance": lambda s, batch, head, i, j, offset, p: s - p.slopes(head) * abs(i + offset - j),
     "entries": lambda s, batch, head, i, j, offset, p: s + p.table(batch, head, j),
@@ -132,7 +132,7 @@ _OF_NUMPY: dict[str, Any] = {
 
 
 def _check(name: str, bias: Any) -> None:
-    """In the tiled NumPy code and in the reference: equal to a bias, which has the same sums."""
+    """Check that a function and an equal bias have the same results, tiled and in the reference."""
     random = np.random.default_rng(1)
     q, k, v = (random.standard_normal((2, n, 4, 8)) for n in (5, 9, 9))
     arrays = {"slopes": _SLOPES, "table": _TABLE}
@@ -158,7 +158,7 @@ def test_numpy_reads_what_the_reference_does() -> None:
 
 
 def test_an_index_outside_an_axis_reads_the_nearest_element() -> None:
-    """Before the axis and after it."""
+    """The index may be before the axis or after it."""
     near = np.minimum(np.arange(9), 6)
     _check("entries", _TABLE[:, :, None, near])
     outside = _TABLE[[0, 0]][:, [2, 3, 3, 3]][:, :, np.maximum(np.arange(9) - 3, 0)]

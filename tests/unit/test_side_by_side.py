@@ -1,4 +1,4 @@
-"""The account of GPU tests that ran beside each other."""
+"""The account of GPU tests that ran in several processes at the same time."""
 
 from __future__ import annotations
 

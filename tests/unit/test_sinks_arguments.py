@@ -99,7 +99,7 @@ def test_bounds_are_those_of_the_definition(
 
 
 def test_bounds_of_the_smallest_calls_are_those_of_the_definition() -> None:
-    """All of them."""
+    """This covers every call of up to three queries and keys, with small windows and offsets."""
     sides_ = [None, -2, -1, 0, 1, 2, 3]
     windows = [None, *itertools.product(sides_, sides_)]
     offsets = [None, *range(-4, 5)]
@@ -109,7 +109,7 @@ def test_bounds_of_the_smallest_calls_are_those_of_the_definition() -> None:
 
 
 def _check_bounds(queries: int, keys: int, causal: bool, q_offset: int | None, window: Any) -> None:
-    """Pair by pair; a bound that hides nothing is none."""
+    """Compare the bounds pair by pair; a bound that hides nothing must be None."""
     offset = keys - queries if q_offset is None else q_offset
     left, right = window or (None, None)
     pairs = [(i, j) for i in range(queries) for j in range(keys)]
@@ -128,7 +128,7 @@ def _check_bounds(queries: int, keys: int, causal: bool, q_offset: int | None, w
 @settings(max_examples=40)
 @given(call=calls(), sides_=sides())
 def test_a_bound_that_hides_nothing_changes_nothing(call: GivenCall, sides_: Any) -> None:
-    """Bits included: sides beyond every key are no sides."""
+    """With sides beyond every key, the output has the same bits as without these sides."""
     left, right = sides_
     wide = (2**50 if left is None else left, 2**50 if right is None else right)
     plain = cuflash.attention(**call.inputs, **{**call.keywords, "window_size": sides_})

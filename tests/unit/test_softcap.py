@@ -45,7 +45,7 @@ def test_a_cap_is_a_finite_number_or_refused(value: Any) -> None:
     scale=st.sampled_from([None, 2.0**-60, 2.0**60]),
 )
 def test_caps_out_of_range_are_refused(call: GivenCall, cap: float, scale: float | None) -> None:
-    """So are those whose quotient is, before anything is computed."""
+    """The cap, and the scale divided by it, must be in range; that is checked first."""
     exponent = 900 if call.inputs["q"].dtype == np.float64 else 100
     inner = (scale or call.inputs["q"].shape[-1] ** -0.5) / cap
     keywords = {**call.keywords, "softcap": cap, "scale": scale}
@@ -88,7 +88,7 @@ def test_both_passes_against_the_formula(call: GivenCall, cap: float) -> None:
 
 @pytest.mark.parametrize("algorithm", ["fa1", "fa2"])
 def test_scores_are_whole_where_keys_have_a_common_part(algorithm: str) -> None:
-    """The cap sees a common part that softmax would not see: nothing is subtracted."""
+    """A common part changes capped scores, unlike a softmax, so it must not be subtracted."""
     rng = np.random.default_rng(0)
     q, k, v, dout = (rng.standard_normal((1, 300, 2, 8)) for _ in range(4))
     k = k + 5.0

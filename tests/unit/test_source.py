@@ -82,7 +82,7 @@ def test_a_header_that_comes_back_is_noticed(sources: Path) -> None:
 
 
 def test_the_digest_is_of_the_names_and_texts_of_the_closure(sources: Path) -> None:
-    """Stored results and CuPy's cache know the sources by it."""
+    """Stored results and CuPy's cache identify the sources by this digest."""
     for generation, kernel in PARAMETERS:
         digest = hashlib.sha256()
         paths = source.include_closure(sources, sources / generation / f"{kernel}.cu")
@@ -152,8 +152,8 @@ def test_the_closure_reaches_every_header(root: Path) -> None:
     for feature in FEATURES.values():
         if feature.device is not None:
             reached.update(source.include_closure(folder, folder / feature.device.header))
-    # In place of the others in kernels that do not read an array of pairs where it lies; of texts,
-    # whose part of a kernel is made for each; and what a plan or a cache adds.
+    # Headers that the table does not name: for kernels that stage or pack an array of pairs, for
+    # score modifications, whose code is generated, and for what a plan or a cache adds.
     plans = "kv_chunks", "packed_group", "cached_keys", "float8", "packed_queries", "packed_tokens"
     for name in ("bias_staged", "mask_packed", "score_mod", *plans):
         reached.update(source.include_closure(folder, folder / "features" / f"{name}.cuh"))

@@ -33,7 +33,7 @@ def test_contiguous_rows_are_mappable() -> None:
         (51200, 512, 128, 1),  # with room between heads
         (64, 128, 12800, 1),  # heads outside
         (6400, 64, 12800, 1),
-        (8, 8, 8, 1),  # rows over each other
+        (8, 8, 8, 1),  # rows that overlap
     ],
 )
 def test_any_positive_strides_of_16_bytes_are_mappable(strides: tuple[int, ...]) -> None:
@@ -45,14 +45,14 @@ def test_any_positive_strides_of_16_bytes_are_mappable(strides: tuple[int, ...])
     [(axis, s) for axis in range(3) for s in (0, -256, 1 << 39, (1 << 39) + 8, 1 << 60)],
 )
 def test_strides_that_the_copy_engine_cannot_step(axis: int, stride: int) -> None:
-    """Broadcast, backwards, or 2^40 bytes and more: aligned, but not mappable."""
+    """Strides of 0, below 0, or of 2^40 bytes and more are aligned, but not mappable."""
     strides = [25600, 256, 64, 1]
     strides[axis] = stride
     spec = _spec(tuple(strides))
     assert spec.aligned
     assert not spec.mappable
     one = [*SHAPE]
-    one[axis] = 1  # which nothing steps along
+    one[axis] = 1  # nothing steps along an axis of one element
     assert _spec(tuple(strides), tuple(one)).mappable
 
 
@@ -61,7 +61,7 @@ def test_strides_that_the_copy_engine_cannot_step(axis: int, stride: int) -> Non
 def test_where_no_rows_are_their_strides_do_not_matter(
     shape: tuple[int, ...], strides: tuple[int, ...], offset: int
 ) -> None:
-    """A plan from shapes and one from arrays then agree about the workspace."""
+    """So a plan from shapes and a plan from arrays agree about the workspace."""
     spec = _spec(strides, shape, offset)
     assert spec.aligned
     assert spec.mappable
@@ -93,7 +93,7 @@ def test_what_is_not_aligned_is_not_mappable() -> None:
 def test_contiguous_is_what_numpy_calls_so(
     shape: tuple[int, ...], steps: list[int], order: list[int]
 ) -> None:
-    """Strides of axes of one element do not matter, nor any of an array without elements."""
+    """The stride of an axis of one element does not matter; without elements, no stride does."""
     whole = np.zeros([size * abs(step) for size, step in zip(shape, steps, strict=False)])
     view = whole[tuple(slice(None, None, step) for step in steps[: len(shape)])]
     array = view.transpose([axis for axis in order if axis < len(shape)])

@@ -98,10 +98,11 @@ def test_the_papers_formula() -> None:
 
 
 def test_figures_worked_by_hand() -> None:
-    # 4 rows of 8 columns, keys by two: two passes. K and V 128 bytes, Q 64 a pass, O 128, l, m 32.
+    # 4 rows of 8 columns and 2 keys a block make two passes. K and V have 128 bytes together, Q has
+    # 64 in each pass, O 128, l and m 32 together.
     assert fa1_formula(4, 8, 2, HALF) == Traffic(128 + 2 * 64 + 160, 2 * 160)
     assert fa1_kernel(4, 8, 2, HALF) == Traffic(128 + 2 * 64 + 160, 160 + 64 + 16)
-    # A square of 32 bytes, matrices of 64.
+    # The square has 32 bytes, a matrix 64.
     assert standard_paper(4, 8, HALF) == Traffic(3 * 64 + 2 * 32, 2 * 32 + 64)
     assert once(4, 8, HALF) == Traffic(3 * 64, 64 + 16)
     assert Traffic(3, 4).total == 7

@@ -1,4 +1,4 @@
-"""The blocks on the papers' claims, and their charts, of made-up rows."""
+"""The blocks on the papers' claims, and their charts, from made-up rows."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ROWS = {"speed": speed_rows, "memory": memory_rows, "io": io_rows, "share": shar
 
 @pytest.fixture
 def stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
-    """Puts rows in place of the story's."""
+    """A function that stores rows in place of the real ones."""
     monkeypatch.setattr(run, "RESULTS", tmp_path)
     monkeypatch.setattr(charts, "CHARTS", tmp_path / "charts")
 

@@ -57,7 +57,7 @@ def _encoder(
 
 
 def test_a_map_says_columns_rows_heads_and_batch(driver: FakeDriver) -> None:
-    """Innermost first, as the kernels give coordinates; strides are bytes."""
+    """The innermost axis is first, as in the kernels' coordinates; strides are in bytes."""
     _encoder().map_of(4096)
     (asked,) = driver.asked
     assert (asked["rank"], asked["address"]) == (4, 4096)
@@ -117,7 +117,7 @@ def test_so_many_are_kept_and_no_more(driver: FakeDriver) -> None:
 
 
 class AddressInWord(FakeDriver):
-    """Writes the same into every map, and the address into one word of it, times a factor."""
+    """Writes the same words into every map, but in one word the address times a factor."""
 
     def __init__(self, word: int, factor: int = 1, also: int | None = None) -> None:
         super().__init__()
@@ -137,7 +137,7 @@ _ADDRESSES = [4096, 1 << 40, 16, 3 << 33, 1 << 46, 4096 + 16, 0x7F12_3456_7890]
 
 
 def _written(encoder: TensorMapEncoder, address: int) -> Any:
-    """A map where there is room for it."""
+    """A map that the encoder writes into an array."""
     room = np.zeros(WORDS, np.uint64)
     encoder.write(np.uint64(address), room)  # type: ignore[arg-type]
     return room
@@ -184,7 +184,7 @@ def test_the_driver_is_asked_where_an_address_is_not_just_a_word(
 def test_a_map_is_the_same_wherever_it_is_put(
     monkeypatch: pytest.MonkeyPatch, driver: AddressInWord
 ) -> None:
-    """Into zeros or over another map, before and after the address word is known."""
+    """It replaces zeros or another map, before and after the address word is known."""
     monkeypatch.setattr(tensor_map, "_encode", lambda: driver.encode)
     encoder, other = _encoder(), _encoder()
     room = np.zeros(WORDS + 2, np.uint64)
@@ -208,7 +208,7 @@ def test_what_the_driver_refuses_is_not_made_without_it(monkeypatch: pytest.Monk
 
 
 def test_a_map_is_where_the_driver_wants_it(driver: FakeDriver) -> None:
-    """At a multiple of 64 bytes, as many as the kernel takes, and nothing beyond is written."""
+    """It is at a multiple of 64 bytes and has the kernel's size; nothing beyond is written."""
     encoder = _encoder()
     kept = [encoder.map_of(address) for address in range(0, 16 * 64, 16)]
     for words, asked in zip(kept, driver.asked, strict=True):
@@ -239,7 +239,7 @@ def test_a_refusal_says_what_was_asked_and_is_not_kept(driver: FakeDriver) -> No
 def test_the_parameters_are_as_long_as_the_compiler_makes_them(
     kernel: str, mapped: tuple[str, ...]
 ) -> None:
-    """A member aligned to 64 bytes rounds the structure up; the driver reads maps at 64."""
+    """Maps are aligned to 64 bytes, as the driver wants them, so the size is a multiple of 64."""
     struct = PARAMETERS["fa3", kernel]
     offsets = dict(struct.offsets())
     assert struct.dtype.itemsize % 64 == 0

@@ -21,7 +21,7 @@ from .wrt_case import GivenCall, calls
 
 PASSES: dict[Any, Any] = {"forward": cuflash.attention, "backward": cuflash.attention_backward}
 
-#: Calls with caches read them; no call of these passes has them as arguments.
+#: Tensors that only calls with caches read; the functions of these passes have no such arguments.
 OF_CACHES = {*cached_keys.NAMES, *float8.NAMES, packed_queries.NAME}
 
 
@@ -46,7 +46,7 @@ def test_what_a_pass_reads_and_where_it_writes_are_its_arguments(operation: Any)
 @settings(max_examples=40)
 @given(call=calls())
 def test_shapes_and_dtypes_are_those_of_what_calls_give(call: GivenCall) -> None:
-    """Both passes, in every layout, described from q, k, v and features' arrays alone."""
+    """Both passes are described in every layout, from q, k, v and features' arrays only."""
     out, lse = cuflash.attention(**call.inputs, **call.keywords, return_lse=True)
     wrt = tuple(
         name for name in ("v", "sinks", "q", "bias", "alibi_slopes", "k") if name in call.inputs

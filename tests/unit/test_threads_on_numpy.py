@@ -18,7 +18,7 @@ from ..kit.compare import compare
 from ..kit.data import arrays
 from ..kit.oracle import judge
 
-#: Problems of other shapes, dtypes and masks, so that shared memory would not fit.
+#: Problems of different shapes, dtypes and masks, so that memory of one would not fit another.
 _CASES = (
     Case(2, 4, 2, 70, 100, 64, 64, "float32", causal=True, seed=1),
     Case(1, 3, 3, 130, 90, 40, 72, "float16", seed=2),
@@ -46,7 +46,7 @@ def _both(case: Case, x: dict[str, np.ndarray], algorithm: Any) -> dict[str, np.
 @pytest.mark.parametrize("algorithm", ["fa1", "fa2"])
 @pytest.mark.parametrize("same", [False, True])
 def test_at_once(algorithm: str, same: bool) -> None:
-    """Of one problem, and of several; every result is as right as alone."""
+    """The threads have the same problem or different ones; every result must be accurate."""
     chosen = [_CASES[0]] * 4 if same else list(_CASES)
     inputs = [arrays(case, "q", "k", "v", "dout", "dlse") for case in chosen]
     truths = [judge(case, x) for case, x in zip(chosen, inputs, strict=True)]

@@ -19,7 +19,7 @@ PER_THREAD = 2
 
 
 class FakeCupy:
-    """Streams that may be capturing, and arrays that have an address."""
+    """A stand-in of CuPy: streams that may be capturing, and arrays that have an address."""
 
     def __init__(self) -> None:
         self.stream = 0  # CuPy's current one
@@ -45,7 +45,7 @@ class FakeCupy:
 
     def zeros(self, size: int, dtype: Any) -> Any:
         self.made.append((size, dtype, self.stream))
-        time.sleep(0.01)  # so that others come meanwhile
+        time.sleep(0.01)  # so that other threads come meanwhile
         return SimpleNamespace(data=SimpleNamespace(ptr=4096 * len(self.made)))
 
 
@@ -70,7 +70,7 @@ def test_a_stream_keeps_its_counter(fake: FakeCupy) -> None:
     assert _on(fake, 0) == _on(fake, 0)
     assert _on(fake, 77) == _on(fake, 77)
     assert len(fake.made) == 2
-    assert not fake.cleared  # a launch leaves 0 behind
+    assert not fake.cleared  # a launch resets its counter
 
 
 def test_other_streams_and_devices_have_others(fake: FakeCupy) -> None:
@@ -81,7 +81,7 @@ def test_other_streams_and_devices_have_others(fake: FakeCupy) -> None:
 
 @pytest.mark.parametrize("current", [0, 77])
 def test_a_counter_is_one_zero_made_on_its_stream(fake: FakeCupy, current: int) -> None:
-    """In the order of the stream: the kernel after it finds the zero."""
+    """The zero is written in the order of the stream, so that the next kernel finds it."""
     import cupy
 
     fake.stream = current
@@ -95,7 +95,7 @@ def test_the_per_thread_stream_is_another_for_every_thread(
     fake: FakeCupy, stream: int, shared: bool
 ) -> None:
     found: list[list[int]] = []
-    both = threading.Barrier(2)  # identifiers of threads that are gone are used again
+    both = threading.Barrier(2)  # the identifier of an ended thread is used again
 
     def launch() -> None:
         found.append([_on(fake, stream) for _ in range(2)])
@@ -112,7 +112,7 @@ def test_the_per_thread_stream_is_another_for_every_thread(
 
 
 def test_a_thread_does_not_inherit_from_one_that_has_ended(fake: FakeCupy) -> None:
-    """Whose work may still run, and whose identifier it may have been given."""
+    """The ended thread's work may still run, and the new thread may have its identifier."""
     found: list[int] = []
     for _ in range(4):
         thread = threading.Thread(target=lambda: found.append(_on(fake, PER_THREAD)))
@@ -139,7 +139,7 @@ def test_sixteen_threads_of_a_stream_make_one_counter(fake: FakeCupy) -> None:
 
 @pytest.mark.parametrize("stream", [77, PER_THREAD])
 def test_a_captured_launch_counts_in_its_workspace(fake: FakeCupy, stream: int) -> None:
-    """The graph itself sets it to 0, because its content is undefined."""
+    """The graph itself sets the counter to 0, because the workspace's content is undefined."""
     before = _on(fake, stream)
     fake.capturing = {stream}
     assert _on(fake, stream) == WORKSPACE
@@ -158,7 +158,7 @@ def test_nothing_is_made_while_capturing(fake: FakeCupy) -> None:
 
 
 def test_who_gives_no_workspace_knows_that_nothing_is_captured(fake: FakeCupy) -> None:
-    """And the driver is not asked."""
+    """Without a workspace, the driver is not asked whether the stream is capturing."""
     before = _on(fake, 77)
     fake.capturing = {77}
     assert counter_of_launch(0, 77, 0) == before

@@ -121,7 +121,7 @@ def test_half_inputs_accumulate_in_float32(storage: str) -> None:
 
 
 def plain(p: AttentionProblem, given: dict[str, Array]) -> Answer:
-    """The same formulas with whole float32 matrices, as one writes them in NumPy."""
+    """The same formulas with whole float32 matrices, as a user writes them in NumPy."""
     q, k, v, dout = (given[n].swapaxes(1, 2) for n in GIVEN[:4])
     scores = (q @ k.swapaxes(-1, -2)) * np.float32(p.scale)
     highest = scores.max(axis=-1, keepdims=True)

@@ -46,7 +46,7 @@ def test_memory_stays_far_below_the_square(heads_kv: int, algorithm: str) -> Non
 
 
 def visits(monkeypatch: pytest.MonkeyPatch, p: AttentionProblem, algorithm: str) -> Any:
-    """(query block, key block) of every tile, in order, of either pass."""
+    """(query block, key block) of every tile in order, first for forward, then for backward."""
     seen: list[tuple[int, int]] = []
     apply_mask = Blocks.apply_mask
 
@@ -129,14 +129,14 @@ def test_scores_of_a_step_fit_the_cache(
     ("changes", "cache", "tile"),
     [
         ({}, 1 << 20, (352, 688, 1)),
-        ({"operation": "backward"}, 1 << 20, (352, 688, 1)),  # as forward: scores round alike
+        ({"operation": "backward"}, 1 << 20, (352, 688, 1)),  # as forward: scores round equally
         ({}, 1 << 24, (512, 1024, 8)),  # longer blocks gain nothing; more heads do
-        ({"heads_q": 32}, 1 << 20, (80, 752, 1)),  # four heads a group share the rows
+        ({"heads_q": 32}, 1 << 20, (80, 752, 1)),  # four heads of a group share a block
         ({"mask": "causal"}, 1 << 20, (352, 688, 1)),
         ({"mask": "causal", "seqlen_q": 2048}, 1 << 20, (256, 1024, 1)),
         ({"mask": "causal", "seqlen_q": 512, "seqlen_kv": 512}, 1 << 20, (128, 512, 4)),
         ({"seqlen_q": 128, "seqlen_kv": 128}, 1 << 20, (128, 128, 16)),
-        ({"seqlen_q": 1}, 1 << 20, (1, 8192, 16)),  # few rows: products short of work
+        ({"seqlen_q": 1}, 1 << 20, (1, 8192, 16)),  # one row: long blocks, many heads
     ],
 )
 def test_the_measured_choices(

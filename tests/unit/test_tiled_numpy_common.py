@@ -59,7 +59,7 @@ def test_each_head_and_component_has_its_own(sign: int) -> None:
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("common", [0.0, 40.0])
 def test_gradients_of_some_keys_from_the_statistics_of_all(common: float, algorithm: str) -> None:
-    """As ring attention does: P = exp(S - lse) does not add up to 1."""
+    """Ring attention does this; P = exp(S - lse) of some keys does not add up to 1."""
     p = problem(seqlen_q=40, seqlen_kv=60, mask="full")
     x = draw(p)
     x["k"] += common
@@ -99,11 +99,11 @@ def test_a_query_that_is_not_finite_is_alone(bad: float, algorithm: str) -> None
 @settings(max_examples=20)
 @given(st.integers(0, 2**16), st.sampled_from(ALGORITHMS), st.sampled_from([3.0, 300.0, 3e4]))
 def test_a_common_component_does_not_matter(seed: int, algorithm: str, common: float) -> None:
-    """The same weights and gradients as without it, to the precision of the inputs."""
+    """Results and gradients are those without it, to the precision of the inputs."""
     p = problem(storage="float32", seqlen_q=40, seqlen_kv=70, mask="causal", q_offset=30)
     x = draw(p, seed)
     x["dlse"][...] = 0
-    x["k"] = np.round(x["k"] * 64) / 64  # exact beside the component
+    x["k"] = np.round(x["k"] * 64) / 64  # so that adding the component is exact
     without = solve(p, x, algorithm=algorithm, blocks=(16, 24))
     x["k"][..., 0] += np.float32(common)
     got = solve(p, x, algorithm=algorithm, blocks=(16, 24))

@@ -60,7 +60,7 @@ def test_dead_rows_are_zero_beside_rows_that_see_nan(algorithm: str) -> None:
     p = problem(mask="causal", q_offset=-6)
     given = draw(p)
     for name in "kv":
-        given[name][:, 1] = np.nan  # seen from query 7 on, whose block has dead rows 4 and 5
+        given[name][:, 1] = np.nan  # seen from query 7 on; rows 4 and 5 of its block are dead
     got = solve(p, given, algorithm=algorithm, blocks=(4, 4))
     assert np.all(np.isnan(got.out[:, 7:]))
     assert np.all(got.out[:, :6] == 0)
@@ -103,7 +103,7 @@ def test_scores_of_minus_infinity_hide_their_keys(algorithm: str) -> None:
     given = draw(p)
     given["q"][..., 0] = 1
     given["k"][..., 0] = 0
-    given["k"][:, :9, :, 0] = -np.inf  # whole blocks of keys, the first ones
+    given["k"][:, :9, :, 0] = -np.inf  # all keys of the first blocks
     into = destinations(p)
     chosen = plan(p, LIMITS, algorithm=algorithm, blocks=(4, 4))
     tiled_numpy.forward(chosen, *(given[n] for n in "qkv"), into["out"], into["lse"])
@@ -127,7 +127,7 @@ def test_a_nan_or_infinite_score_makes_its_row_nan(key: int, bad: float, algorit
     sees = np.arange(19) + 4 >= key
     assert np.all(np.isnan(got.out[0, sees, 1]))
     assert np.all(np.isnan(got.lse[0, 1, sees]))
-    far = np.arange(19) // 4 * 4 + 3 + 4 < block_start  # whose tiles do not reach that block
+    far = np.arange(19) // 4 * 4 + 3 + 4 < block_start  # their tiles do not reach the block
     np.testing.assert_allclose(got.out[0, far, 1], wanted.out[0, far, 1], atol=1e-13)
     for other in ((0, slice(None), 0), (1, slice(None), slice(None))):
         np.testing.assert_allclose(got.out[other], wanted.out[other], atol=1e-13)

@@ -22,7 +22,7 @@ CPU: dict[str, Any] = {"backend": "numpy"}
 def test_a_small_value_that_is_seen_alone_stays(
     dtype: Any, score: float, small: float, algorithm: Any
 ) -> None:
-    """Larger values that the mask hides do not decide how it is weighed."""
+    """The other values are larger, but the mask hides them, so the small one is the output."""
     q, k = np.zeros((2, 512, 4), dtype)
     q[:, 0] = 1
     k[0, 0] = score

@@ -19,7 +19,7 @@ from ..kit.runners import ApiRunner
 @pytest.mark.parametrize("terms", [1, 64, 65, 128, 189, 700])
 @pytest.mark.parametrize("transposed", [False, True])
 def test_is_the_product(terms: int, width: int, transposed: bool) -> None:
-    """With whole numbers, so exactly; the old content of the scratch memory does not matter."""
+    """It is exact for whole numbers; the old content of the scratch memory does not matter."""
     generator = np.random.default_rng([terms, width])
     left = generator.integers(-9, 9, (2, 3, 7, terms)).astype("float64")
     right = generator.integers(-9, 9, (2, 3, terms, width)).astype("float64")
@@ -34,7 +34,7 @@ def test_is_the_product(terms: int, width: int, transposed: bool) -> None:
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_a_large_term_before_many_small_ones(dtype: str, transposed: bool) -> None:
-    """One after another, every small term loses its last digits to the large one."""
+    """If terms were added one after another, each small one would lose digits to the large one."""
     generator = np.random.default_rng(0)
     left = generator.random((1, 1, 64, 512)).astype(dtype)
     left[..., 0] = 1000
@@ -49,7 +49,7 @@ def test_a_large_term_before_many_small_ones(dtype: str, transposed: bool) -> No
 
 @pytest.mark.parametrize("algorithm", ["fa1", "fa2"])
 def test_narrow_positive_values(algorithm: str) -> None:
-    """A problem whose output erred more than plain NumPy's may."""
+    """The error of the output must be within the bound of plain NumPy, which it once exceeded."""
     case = Case.parse(
         "B=1 Hq=1 Hk=1 Sq=66 Sk=189 D=5 Dv=5 dtype=float64 layout=hsd seed=0 "
         "values=positive_v v:o021,g0.0.0"

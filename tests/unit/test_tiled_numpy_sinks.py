@@ -1,4 +1,4 @@
-"""Sinks in the tiled NumPy backend: one more logit a row, without a value."""
+"""Sinks in the tiled NumPy backend: each row has one more logit, without a value."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_a_sink_is_a_logit_more(
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("mask", ["full", "causal", "band"])
 def test_a_sink_is_a_key_of_its_own_with_a_value_of_zero(mask: Any, algorithm: str) -> None:
-    """The numbers of a call without sinks, where the key gives every row the score 0."""
+    """Results are those of a call without sinks and with a key whose score is 0 in every row."""
     p = problem(seqlen_q=12, seqlen_kv=20, mask=mask, q_offset=-3, q_first=-7)
     arrays = arrays_of(p, spread=0.0)
     with_key = {**arrays, **{n: np.pad(arrays[n], ((0, 0), (0, 1), (0, 0), (0, 0))) for n in "kv"}}
@@ -92,7 +92,7 @@ def test_a_sink_is_a_key_of_its_own_with_a_value_of_zero(mask: Any, algorithm: s
 def test_every_way_through_a_block(
     heads_kv: int, common: float, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With keys that have a common part the sink is compared with the whole score."""
+    """If keys have a common part, the sink is still compared with the whole score."""
     monkeypatch.setattr(fa2, "FEW_ROWS", 10**9 if way == "few_rows_block" else 0)
     monkeypatch.setattr(fa2, "_ROWS_TO_MEASURE", 1 if way == "_small_block" else 10**9)
     p = problem(heads_q=4, heads_kv=heads_kv, mask="causal", q_offset=-2)
@@ -104,7 +104,7 @@ def test_every_way_through_a_block(
 
 
 def test_the_rounding_of_the_output_does_not_reach_dq_by_what_keys_have_in_common() -> None:
-    """A single key is all common part: dq is rounded once, however delta was."""
+    """A single key is all common part: dq is rounded once, and delta's rounding has no effect."""
     p = problem(storage="float16", seqlen_q=400, seqlen_kv=1, q_offset=0)
     arrays = arrays_of(p, dtype=np.float32)
     got, wanted = solve(p, arrays)["dq"].astype(np.float64), definition(p, arrays).dq
@@ -113,7 +113,7 @@ def test_the_rounding_of_the_output_does_not_reach_dq_by_what_keys_have_in_commo
 
 @pytest.mark.parametrize("shift", [-3000.0, 3000.0])
 def test_large_scores_that_all_have_and_the_sink_too(shift: float) -> None:
-    """They change nothing but lse, however few digits of it float32 holds."""
+    """They change nothing but lse, although float32 keeps few digits of such large scores."""
     p = problem(storage="float32", scale=1.0, mask="causal", q_offset=0, seqlen_q=23)
     arrays = arrays_of(p)
     arrays["q"][..., 0], arrays["k"][..., 0] = 1, 0
@@ -124,7 +124,7 @@ def test_large_scores_that_all_have_and_the_sink_too(shift: float) -> None:
     after = solve(p, arrays)
     for name in ("out", "dv", "dq", "dsinks"):
         if name == "dq":
-            before[name][..., 0] = after[name][..., 0]  # is 0 but for rounding times the shift
+            before[name][..., 0] = after[name][..., 0]  # 0, apart from rounding times the shift
         size = np.abs(before[name]).max()
         assert np.abs(after[name] - before[name]).max() <= 1e-5 * size, name
 
@@ -180,7 +180,7 @@ def test_dead_rows_are_the_sink_and_nothing_of_them_is_read(
         arrays[name][:, dead] = bad
     assert bits(solve(p, arrays, algorithm=algorithm, blocks=(6, 4))) == bits(before)
     spoilt = {name: array.copy() for name, array in before.items()}
-    spoilt["out"][:, dead] = bad  # another backend may have left this there
+    spoilt["out"][:, dead] = bad  # another backend may have written this
     q, k, v, dout, dlse = (arrays[name] for name in GIVEN)
     backward = plan(replace(p, operation="backward"), LIMITS, algorithm=algorithm, blocks=(6, 4))
     inputs = {"q": q, "k": k, "v": v, "sinks": arrays["sinks"], "dout": dout, "dlse": dlse}
@@ -200,7 +200,7 @@ def test_a_dead_row_gives_its_dlse_to_the_sink() -> None:
 def test_a_band_that_ends_before_it_begins_has_no_tile(
     algorithm: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All rows are dead then, whatever they hold."""
+    """Then all rows are dead, whatever the arrays hold."""
 
     def visited(*_: Any) -> None:
         raise AssertionError("a tile was visited")
@@ -232,7 +232,7 @@ def test_sinks_of_any_stride() -> None:
 
 
 def test_the_backward_pass_may_be_given_the_lse_of_more_keys() -> None:
-    """Weights then add up to less than 1, with a sink as without one."""
+    """Then weights add up to less than 1, both with a sink and without one."""
     p = problem(seqlen_kv=30, mask="full")
     arrays = arrays_of(p)
     arrays["k"][..., 0] += 40

@@ -33,14 +33,14 @@ SITUATIONS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(autouse=True)
 def _enough_cores(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """As on a machine with as many threads for a process as the plan says."""
+    """Pretend that the machine has cores for as many threads as any plan here has."""
     monkeypatch.setattr(threads, "usable_cores", lambda: 64)
     with threadpool_limits(8, user_api="blas"):
         yield
 
 
 def blas_threads() -> set[int]:
-    """Threads of NumPy's BLAS: other packages, such as SciPy, bring another one."""
+    """Thread counts of NumPy's own BLAS; other packages, such as SciPy, may bring another BLAS."""
     found = ThreadpoolController().select(user_api="blas").lib_controllers
     own = [one for one in found if "numpy" in Path(one.filepath).parent.name]
     return {one.num_threads for one in own or found}
@@ -143,7 +143,7 @@ def test_errors_of_any_thread_reach_the_caller(
 
 
 def test_nothing_runs_when_an_error_has_been_raised() -> None:
-    """The call waits for a helper that is in a task: it writes to the caller's arrays."""
+    """The call waits for a helper that runs a task, since that writes to the caller's arrays."""
     begun, go_on, done = threading.Event(), threading.Event(), threading.Event()
 
     def slow() -> None:

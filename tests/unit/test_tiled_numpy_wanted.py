@@ -1,4 +1,4 @@
-"""Unwanted gradients of the tiled NumPy backend, and the bits of the others."""
+"""Gradients that the tiled NumPy backend is not asked for, and the bits of requested ones."""
 
 from __future__ import annotations
 

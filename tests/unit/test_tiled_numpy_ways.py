@@ -1,4 +1,4 @@
-"""FlashAttention-2's three ways through a block of rows: the paper's, few rows, small scores."""
+"""FlashAttention-2's three ways through a block: the paper's, for few rows, for small scores."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_every_way_is_attention(
     given = draw(p)
     check(solve(p, given, blocks=blocks), definition(p, given), 1e-13)
     assert set(ways) <= {way, "_block"}
-    if situation != "nothing visible":  # where there is nothing to measure
+    if situation != "nothing visible":  # then nothing can be measured
         assert set(ways) == {way}
 
 

@@ -167,7 +167,7 @@ def test_only_tiles_of_the_band_are_visited_and_each_once(
 ) -> None:
     p = problem(batch=1, heads_q=1, heads_kv=1, seqlen_q=seqlen_q, seqlen_kv=seqlen_kv)
     arrays = draw(p)
-    arrays["k"][..., 0] -= 0.1  # no common part: own scores would be visits as well
+    arrays["k"][..., 0] -= 0.1  # no common part, whose products would be visits too
     seen = pairs_seen(seqlen_q, seqlen_kv, window, offset)
     blocks = {(i // 4, j // 4) for i, j in zip(*np.nonzero(seen), strict=True)}
     with pytest.MonkeyPatch.context() as patch:
@@ -184,7 +184,7 @@ def test_only_tiles_of_the_band_are_visited_and_each_once(
 def test_what_lies_outside_the_band_of_a_block_is_not_read(
     way: str, algorithm: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """NaN in keys and values on both sides of the band of a block of queries."""
+    """Keys and values on both sides of the band of a block of queries are NaN."""
     monkeypatch.setattr(fa2, "FEW_ROWS", 10**9 if way == "few_rows_block" else 0)
     p = problem(batch=1, heads_q=2, heads_kv=1, seqlen_q=32, seqlen_kv=32)
     arrays = draw(p)
@@ -209,7 +209,7 @@ def test_what_lies_outside_the_band_of_a_block_is_not_read(
 def test_queries_that_see_nothing_decide_nothing(
     bad: float, offset: int, dead: list[int], algorithm: str
 ) -> None:
-    """Above the band and below it; with keys that have a common part."""
+    """Such queries are above the band or below it; the keys have a common part."""
     p = problem(heads_q=4, seqlen_q=20, seqlen_kv=33)
     window = (3, 2)
     assert (~pairs_seen(20, 33, window, offset).any(axis=1)).nonzero()[0].tolist() == dead
@@ -224,7 +224,7 @@ def test_queries_that_see_nothing_decide_nothing(
 
 
 def test_keys_that_no_query_sees_decide_nothing() -> None:
-    """Before the band's first key and after its last one, in every shortcut that looks at keys."""
+    """Keys before the band and after it are NaN; no shortcut that looks at keys may use them."""
     p = problem(storage="float32", heads_q=2, heads_kv=1, seqlen_q=300, seqlen_kv=400)
     arrays = draw(p)
     arrays["k"][..., 0] += 100

@@ -1,4 +1,4 @@
-"""What the emulator's tests take their kernels from takes turns."""
+"""Kernels and rows of the emulator's tests take turns: each is tested on some days."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def _arrays(host: HostCupy, dtype: Any) -> dict[str, Any]:
 def test_they_lie_in_the_workspace(
     wrt: Any, algorithm: Any, deterministic: bool, given_workspace: bool, given_grads: bool
 ) -> None:
-    """In first and repeated calls and in prepared ones: the audit checks every launch."""
+    """The audit checks every launch of first calls, of repeated calls and of prepared calls."""
     options = {"algorithm": algorithm, "deterministic": deterministic, "wrt": wrt}
     with host_cupy(make=no_kernel) as host:
         calls.forget()

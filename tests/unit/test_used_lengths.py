@@ -13,7 +13,7 @@ from cuflash import dispatch, reference
 
 _VALUE, _TYPE = cuflash.ArgumentValueError, cuflash.ArgumentTypeError
 _NAMES = ("seqused_q", "seqused_kv")
-#: (batch, heads_q, seqlen_q, seqlen_kv) of the call below, whose kv heads are two.
+#: (batch, heads_q, seqlen_q, seqlen_kv) of the call below, which has two kv heads.
 _SIZES = (3, 4, 40, 50)
 _of_names = pytest.mark.parametrize("name", _NAMES)
 _of_algorithms = pytest.mark.parametrize("algorithm", ["fa1", "fa2"])
@@ -31,9 +31,9 @@ def _arrays(dtype: Any = np.float64) -> dict[str, Any]:
 
 
 def _both(call: dict[str, Any], **options: Any) -> dict[str, Any]:
-    """Results of both passes of the NumPy backend, for ones as the gradients of out and lse.
+    """Results of both passes of the NumPy backend, where dout and dlse are ones.
 
-    All of them are written to places that hold NaN.
+    All results are written into arrays that hold NaN before.
     """
     given = {**call, "backend": "numpy"}
     out, lse = (np.full_like(made, np.nan) for made in cuflash.attention(**given, return_lse=True))
@@ -62,7 +62,7 @@ def _compare(found: dict[str, Any], expected: dict[str, Any]) -> None:
 
 
 def _refused(given: dict[str, Any], error: Any, match: str) -> None:
-    """Refused by either pass and by the vjp; nothing is computed before."""
+    """Check that both passes and the vjp refuse the arguments before they compute anything."""
     ran: list[Any] = []
     given = {**_arrays(), **given, "backend": "numpy"}
     batch, heads, rows, _ = _SIZES
@@ -151,7 +151,7 @@ def test_one_entry_without_an_axis_has_one_length(layout: str) -> None:
 def test_against_the_reference(
     algorithm: str, blocks: tuple[int, int] | None, lengths: dict[str, Any]
 ) -> None:
-    """With all features that depend on positions: slopes, a shared bias, draws, sinks."""
+    """The call has slopes, a shared bias, a mask, dropout, a block mask and sinks."""
     random = np.random.default_rng(2)
     call = {**_arrays(), **lengths, "algorithm": algorithm, "blocks": blocks, "causal": True}
     call |= {"alibi_slopes": random.standard_normal((3, 4)), "sinks": random.standard_normal(4)}
@@ -187,7 +187,7 @@ def test_what_does_not_count_is_not_read(algorithm: str, value: float) -> None:
 
 @_of_names
 def test_a_length_that_is_left_out_is_that_of_the_array(name: str) -> None:
-    """And it is not that of the other array, nor of the other argument."""
+    """It is not the length of the other array, and not the one in the other argument."""
     call = {**_arrays(), "causal": True, name: _int32(30, 2, 40)}
     (other,) = {*_NAMES} - {name}
     full = _int32(*[_SIZES[2] if other == "seqused_q" else _SIZES[3]] * 3)

@@ -21,7 +21,7 @@ _CASES = st.builds(Visibility, _LENGTHS, _LENGTHS, _BOUNDS, _BOUNDS)
 
 
 def sees(of: Visibility, query: int, key: int) -> bool:
-    """The definition."""
+    """Whether a query sees a key, by the definition."""
     first = of.first is None or query + of.first <= key
     return first and (of.last is None or key <= query + of.last)
 

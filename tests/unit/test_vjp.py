@@ -37,7 +37,7 @@ def _error_of_dq(arrays: list[Any], **options: Any) -> float:
 
 @pytest.mark.parametrize("dtype", HALVES)
 def test_a_float32_residual_takes_the_rounding_of_out_from_the_gradients(dtype: Any) -> None:
-    """Keys with a common component: it multiplies the rounding of delta."""
+    """The keys have a common component, which multiplies the rounding error of delta."""
     arrays = _arrays(dtype, common=64.0)
     plain = _error_of_dq(arrays)
     kept = _error_of_dq(arrays, residual_dtype="float32")

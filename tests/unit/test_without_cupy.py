@@ -64,7 +64,7 @@ print(sorted(set({_SLOW}) & set(sys.modules)))
 
 
 def test_importing_it_imports_nothing_slow(root: Path) -> None:
-    """A call that needs CuPy pays for its import, the command line for rich."""
+    """CuPy is imported by the first call that needs it, and rich by the command line."""
     done = subprocess.run([sys.executable, "-c", _QUICK], capture_output=True, text=True, cwd=root)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "[]"

@@ -35,19 +35,19 @@ def test_what_is_written_is_what_is_there(
 
 
 def test_every_tile_has_its_products(writer: ModuleType) -> None:
-    """Scores have the columns of a block of keys, the output those of v.
+    """Scores have the columns of a block of keys, and the output has the columns of v.
 
-    In a backward pass they have those of a block of queries; a warpgroup may have half of the
-    columns of dq.
+    In a backward pass, scores have the columns of a block of queries, and a warpgroup may have half
+    of the columns of dq.
     """
     halves = {row.widest // 2 for row in BACKWARD if row.block_q < row.block_kv}
-    assert halves - set(BUCKETS)  # some are no head_dim's
+    assert halves - set(BUCKETS)  # some halves are no width of a bucket
     blocks = {row.block_kv for row in FORWARD} | {row.block_q for row in BACKWARD}
     assert {*BUCKETS, *blocks, *halves} == set(writer.WIDTHS)
 
 
 def test_every_operand_has_its_place(writer: ModuleType) -> None:
-    """Accumulators, then a, then b, then the flags, each in the text as often as it is there."""
+    """The operands are accumulators, a, b and flags, in this order; the text uses each of them."""
     for width in writer.WIDTHS:
         functions = re.split(r"(?=\ntemplate)", writer.text(width))[1:]
         assert len(functions) == 4

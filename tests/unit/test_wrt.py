@@ -35,7 +35,7 @@ def _same(a: Any, b: Any) -> bool:
 @settings(max_examples=60)
 @given(call=calls(), data=st.data())
 def test_any_selection_gives_the_bits_of_all(call: GivenCall, data: Any) -> None:
-    """In its order: returned, written to ``grads``, and by the pullback."""
+    """In the order of ``wrt``, gradients are returned, written to ``grads``, or pulled back."""
     saved, every = _saved(call), call.wrt
     whole = dict(
         zip(
@@ -140,7 +140,7 @@ def test_grads_are_as_many_as_wrt(wrt: Any, grads: int, error: Any, says: str) -
 
 
 def test_grads_hold_what_wrt_names_in_its_order() -> None:
-    """Each is checked as the gradient that it is for."""
+    """Each array is checked against the gradient that is written to it."""
     matrix, sink = np.ones((1, 3, 2, 4), np.float32), np.ones(2, np.float32)
     call = _good(sinks=np.zeros(2, np.float32), wrt=("sinks", "q"))
     cuflash.attention_backward(**call, grads=(sink, matrix))
@@ -169,7 +169,7 @@ def test_grads_of_slopes_are_shaped_as_they_are(shape: Any) -> None:
 
 
 def test_every_selection_there_is() -> None:
-    """Without generating: up to three names in any order, more in two orders."""
+    """Not generated: up to three names in any order, and more names in two orders."""
     shapes_of = {"alibi_slopes": (1, 2), "bias": (2, 1, 3), "sinks": (2,)}
     features = {name: np.zeros(shape, np.float32) for name, shape in shapes_of.items()}
     call = _good(**features)
@@ -185,7 +185,7 @@ def test_every_selection_there_is() -> None:
 @pytest.mark.parametrize("operand", ["sinks", "alibi_slopes", "bias", "q"])
 @pytest.mark.parametrize("shape", [(0, 3, 2, 4), (2, 0, 2, 4), (0, 0, 2, 4)], ids=str)
 def test_the_gradient_of_what_nothing_reads_is_written_as_zero(operand: str, shape: Any) -> None:
-    """Sinks without a single row have a gradient of 0, and not the old memory."""
+    """For example, the gradient of sinks is 0 if there are no rows, and not the old memory."""
     q, of_heads = np.ones(shape, np.float32), np.ones(2, np.float32)
     of_heads = of_heads[:, None, None] if operand == "bias" else of_heads
     lse = np.ones((shape[0], 2, shape[1]), np.float32)

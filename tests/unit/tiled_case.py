@@ -92,7 +92,7 @@ def visible(p: AttentionProblem) -> Array:
 
 
 def definition(p: AttentionProblem, given: dict[str, Array], seen: Array | None = None) -> Answer:
-    """Attention and its gradient, whole matrix, float64; ``seen`` instead of the problem's mask."""
+    """Attention and gradients by whole float64 matrices; ``seen`` replaces the problem's mask."""
     seen = visible(p) if seen is None else seen
     q, k, v, dout = (given[n].astype(np.float64).swapaxes(1, 2) for n in GIVEN[:4])
     k, v = (np.repeat(x, p.group, axis=1) for x in (k, v))
@@ -124,14 +124,14 @@ def definition(p: AttentionProblem, given: dict[str, Array], seen: Array | None 
 
 
 def destinations(p: AttentionProblem) -> dict[str, Array]:
-    """Filled with a number that no answer holds."""
+    """Arrays for the results, filled with a number that no result contains."""
     return {n: np.full(shapes(p)[n], 77, dtype_of(p, n)) for n in WANTED}
 
 
 def run(
     p: AttentionProblem, given: dict[str, Array], into: dict[str, Array], **choice: Any
 ) -> None:
-    """Both passes, warnings being errors."""
+    """Run both passes; warnings are errors."""
     q, k, v, dout, dlse = (given[n] for n in GIVEN)
     out, lse, dq, dk, dv = (into[n] for n in WANTED)
     with warnings.catch_warnings():
@@ -148,10 +148,10 @@ def solve(p: AttentionProblem, given: dict[str, Array], **choice: Any) -> Answer
 
 
 def check(got: Answer, wanted: Answer, tolerance: float, least: float = 0) -> None:
-    """Infinite and NaN in the same places; elsewhere close, measured by each array's size.
+    """Check that infinities and NaN are in the same places, and that other numbers are close.
 
-    ``least`` is a size for arrays that happen to be smaller, as those of few numbers may be: they
-    have the rounding of their terms.
+    The bound is relative to the largest number of an array, or to ``least`` if that is larger: the
+    few numbers of a small array may all be small, but have the rounding of their larger terms.
     """
     for name in WANTED:
         a, b = (getattr(x, name).astype(np.float64) for x in (got, wanted))

@@ -17,7 +17,7 @@ from ..emulator.host_cupy.runtime import Launch
 
 __all__ = ["Teller", "no_kernel"]
 
-#: Launches, other things queued, and results: equal where two calls do the same.
+#: Launches, other queued work, and results; equal if two calls do the same.
 Told = tuple[Any, ...]
 
 
@@ -36,7 +36,7 @@ class Teller:
         host.runtime.audit = lambda launch: (self._launches.append(launch), audit(launch))
 
     def call(self, function: Callable[..., Any], arguments: Mapping[str, Any]) -> Told:
-        """The actions of a call, and refusals."""
+        """The actions of a call, or its refusal."""
         self._launches.clear()
         names = self._names(arguments)
         try:

@@ -54,7 +54,7 @@ def _position(case: Case) -> Any:
 
 
 def _visible(case: Case) -> Any:
-    """[query, key], by the words of the contract."""
+    """Which query (first axis) sees which key (second axis), by the contract."""
     position = _position(case)
     left, right = case.window_size or (None, None)
     keys = np.arange(case.seqlen_kv)[None]

@@ -70,7 +70,7 @@ def calls(
     dropout: bool = False,
     layouts: str = "bshd bhsd shd hsd sd",
 ) -> GivenCall:
-    """A call of the NumPy backend; a feature's array that is None may be drawn."""
+    """A call of the NumPy backend; a feature whose argument is None may be drawn or not."""
     layout = draw(st.sampled_from(layouts.split()))
     batch = draw(st.integers(0, 2)) if "b" in layout else 1
     heads_kv = draw(st.integers(1, 2)) if "h" in layout else 1
@@ -111,7 +111,7 @@ def biases(
     dtype: str,
     hidden: bool = False,
 ) -> Any:
-    """A bias that broadcasts against these sizes: first axes left out, 1 in place of others.
+    """A bias that broadcasts against these sizes: first axes may be missing, others may be 1.
 
     If pairs are ``hidden``, one number in four is minus infinity.
     """
@@ -126,7 +126,7 @@ def biases(
 
 
 def masks(random: np.random.Generator, sizes: tuple[int, ...]) -> st.SearchStrategy[Any]:
-    """The same of a boolean mask, which hides one pair in three."""
+    """A boolean mask that broadcasts in the same way; it hides one pair in three."""
     return _broadcast(sizes, lambda shape: np.asarray(random.random(shape) < 2 / 3))
 
 
@@ -152,7 +152,7 @@ def pair_sizes(call: GivenCall) -> tuple[int, int, int, int]:
 
 
 def _drop(draw: Any, call: GivenCall) -> None:
-    """Have the call drop weights."""
+    """Add dropout to the call."""
     parts = [0.1, 0.5, 0.875, 2.0**-14, 1 - 2.0**-14]
     call.keywords["dropout_p"] = draw(st.sampled_from(parts))
     seed = draw(_seeds())
