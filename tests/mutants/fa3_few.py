@@ -17,10 +17,14 @@ _UNIT = "tests/unit/test_plan_few.py"
 
 
 _DEAD = "test_few_queries.py::test_dead_queries_leave_no_trace"
+_INFINITE = (
+    "test_few_queries.py::test_an_infinite_key_reaches_no_gradient_of_what_gives_it_no_weight"
+)
 
 
 def _bug(name: str, file: str, find: str, replace: str, of: str = "full-5") -> Bug:
     test = f"{_DEAD}[{of}]" if of in "qkv" else f"{_TEST}[{of}]"
+    test = _INFINITE if of == "infinite" else test
     return Bug(name, file, find, replace, NARROW_GRADIENTS, emulated=test)
 
 
@@ -95,9 +99,23 @@ BUGS = (
     _bug(
         "dead queries do not count as such",
         _KERNEL,
-        "if (!has_dead_queries<Config>(c.shared.lse)) return false;",
+        "if (!__any_sync(0xffffffffu, dead)) return false;",
         "return false;",
         "q",
+    ),
+    _bug(
+        "rows beyond the length have P and dS",
+        _KERNEL,
+        "      clear_surplus(weights, gradients);\n",
+        "",
+        "infinite",
+    ),
+    _bug(
+        "the last row that there is has no P and no dS",
+        _KERNEL,
+        "left >= 2 ? 0xffffffffu : left == 1 ? 0x0000ffffu : 0;",
+        "left >= 2 ? 0xffffffffu : 0;",
+        "full-1",
     ),
     _bug(
         "tiles that no query sees keep what was there",
