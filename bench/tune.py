@@ -244,8 +244,8 @@ def _name(tile: Any) -> str:
 
 
 def _generation(tile: Any) -> str:
-    """The name of a tile's planning module."""
-    return type(tile).__module__.rpartition(".")[2]
+    """The generation in the name of a tile's planning module, such as ``fa3_few``."""
+    return type(tile).__module__.rpartition(".")[2].partition("_")[0]
 
 
 def _table(choice: Choice) -> Any:
