@@ -183,7 +183,8 @@ def attention_with_kvcache(
     cu_seqlens_q : array of int32, (batch + 1,), optional
         Packed queries: rows ``cu_seqlens_q[b]`` to ``cu_seqlens_q[b + 1]`` of q, and
         of ``k`` and ``v``, belong to entry b; ``k`` and ``v`` then are (total_q,
-        heads_kv, ...). Offsets begin at 0 and do not fall. Rows after the last offset
+        heads_kv, ...). Offsets begin at 0 and do not fall: with others CUDA results
+        are undefined, but no other memory is touched. Rows after the last offset
         belong to no entry: they are not appended, and see no key and no sink.
     max_seqlen_q : int, optional
         The most queries of an entry; only with ``cu_seqlens_q``. CUDA needs it, and

@@ -111,8 +111,8 @@ def without_batch_axis(spec: TensorSpec) -> TensorSpec:
 def rows_of_entries(offsets: _Array, total: int) -> list[slice]:
     """The rows of every entry on the host, and behind them those that no entry has.
 
-    An offset that is below the one before it, or outside of the array, counts as
-    the nearest that is neither; the first entry begins at row 0.
+    Offsets do not fall. One that is below the one before it, or outside of the
+    array, counts here as the nearest that is neither; the first entry begins at row 0.
     """
     ends = np.maximum.accumulate(np.clip(offsets[1:].astype(np.int64), 0, total))
     begins = [0, *ends.tolist()]

@@ -26,10 +26,12 @@ def bounds_of(
 ) -> Bounds:
     """The bounds of a call; sides may be negative.
 
-    None for a bound that hides nothing, but with ``every`` only for one that was not asked for.
+    None for a bound that hides nothing, but with ``every`` only for one that was not asked for:
+    entries may have fewer queries and keys than the call.
 
-    Both are clamped to values at which every query sees nothing: with the longest sequences ``i +
-    last + 1`` and ``i + first`` then just fit in 32 bits.
+    Both are clamped to values at which every query sees nothing, and with ``every`` also to values
+    at which every query of every entry sees all keys. With the longest sequences ``i + last + 1``
+    and ``i + first`` then just fit in 32 bits.
     """
     offset = seqlen_kv - seqlen_q if q_offset is None else q_offset
     left, right = sides or (None, None)
@@ -37,7 +39,10 @@ def bounds_of(
         right = 0 if right is None else min(right, 0)
     first = None if left is None else min(seqlen_kv, offset - left)
     last = None if right is None else max(-seqlen_q, offset + right)
-    return (first, last) if every else bounds_that_hide(seqlen_q, seqlen_kv, (first, last))
+    if not every:
+        return bounds_that_hide(seqlen_q, seqlen_kv, (first, last))
+    first = None if first is None else max(first, -seqlen_q)
+    return first, None if last is None else min(last, seqlen_kv)
 
 
 def _check_sides(name: str, value: Any) -> tuple[int | None, int | None]:

@@ -27,7 +27,10 @@ def fa1_plan(
 ) -> Plan:
     """Return a plan of one thread block for each head, with accumulators in the workspace."""
     if "cached_keys" in problem.features:
-        raise UnsupportedError("fa1 does not take page_table, cache_batch_idx or cache_leftpad")
+        raise UnsupportedError(
+            "fa1 does not take page_table, cache_batch_idx, cache_leftpad or cu_seqlens_q "
+            "with caches"
+        )
     tile, reason = _tile(problem, limits, blocks)
     arithmetic = fa1.arithmetic(problem.storage, limits.compute_capability, tile.fragment_rows)
     begins = ItemLists(problem, limits, arithmetic, None)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 from ..features.packed_group import with_packed_group
 from .decision import Algorithm, Plan
@@ -22,6 +23,8 @@ __all__ = ["batch_invariant_plan"]
 _BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
 #: The batch size otherwise.
 _USUAL_BATCH = 8
+#: The queries of an entry from which on more of them change no choice.
+_MOST_QUERIES = 2**17
 
 
 def batch_invariant_plan(
@@ -39,28 +42,40 @@ def batch_invariant_plan(
     """
     if isinstance(limits, HostLimits):  # the NumPy code computes every row alike
         return plan(problem, limits, algorithm=algorithm, blocks=blocks, kv_chunk=kv_chunk)
-    usual = _usual(problem)
-    first = plan(usual, limits, algorithm=algorithm, blocks=blocks, kv_chunk=kv_chunk)
-    tile, chunk = first.tile, chunk_of(first.problem)
+    first, tile, chunk, reason = _choice(_usual(problem), limits, algorithm, blocks, kv_chunk)
     if first.algorithm == "fa1":
         asked = first.tile.block_q, first.tile.block_kv
         same = plan(problem, limits, algorithm="fa1", blocks=asked)
-        return replace(same, reason=first.reason, rejected=first.rejected)
-    reason = first.reason
+    else:
+        of_tile = _OF_TILE[first.algorithm]
+        same = of_tile(problem, limits, None, (), tile=tile, kv_chunk=chunk)
+    return replace(same, reason=reason, rejected=first.rejected)
+
+
+@functools.lru_cache(maxsize=256)  # calls of packed queries differ in the total of their rows
+def _choice(
+    usual: AttentionProblem,
+    limits: DeviceLimits,
+    algorithm: Algorithm | Literal["auto"],
+    blocks: tuple[int, int] | None,
+    kv_chunk: int | None,
+) -> tuple[Plan, Any, int, str]:
+    """Return the plan of the usual problem, and tile, chunk and reason for any batch."""
+    first = plan(usual, limits, algorithm=algorithm, blocks=blocks, kv_chunk=kv_chunk)
     if first.algorithm == "fa3" and blocks is None and kv_chunk is None:
         steady = steadiest(with_packed_group(usual), limits, _BATCHES)
         if steady is not None:
-            (tile, chunk), reason = steady, "nearly the fastest in batches of any size"
-    of_tile = _OF_TILE[first.algorithm]
-    same = of_tile(problem, limits, None, (), tile=tile, kv_chunk=chunk)
-    return replace(same, reason=reason, rejected=first.rejected)
+            return first, *steady, "nearly the fastest in batches of any size"
+    return first, first.tile, chunk_of(first.problem), first.reason
 
 
 def _usual(problem: AttentionProblem) -> AttentionProblem:
     """The same of so many entries; of packed queries each has the most that one may have."""
     if not problem.most_queries:
         return replace(problem, batch=_USUAL_BATCH)
-    queries = max(2, problem.most_queries)  # heads of packed queries are no rows of one tile
+    queries = min(
+        max(2, problem.most_queries), _MOST_QUERIES
+    )  # heads of packed queries are no rows of one tile
     further = problem.seqlen_q - queries  # what query 0 is behind where it then stands
     return replace(
         problem,

@@ -40,6 +40,7 @@ _CASES = {
     "slopes-padding": replace(_INDEXED, slopes=True, options=()),
     "window": replace(_PLAIN, options=(("window_size", (20, 3)),), sinks=True),
     "left-window": replace(_PAGED, options=(("window_size", (20, None)),)),
+    "endless-window": replace(_INDEXED, options=(("window_size", (2**31 - 1, 10**20)),)),
     "softcap": replace(_PAGED, options=(("softcap", 2.0), ("causal", True), ("scale", 0.3))),
     "infinite": replace(_PAGED, poison=float("inf")),
     "heads-first": replace(_PAGED, strides="hnd"),

@@ -7,12 +7,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import cuflash
 from cuflash.arrays.spec import TensorSpec, contiguous_strides
 from cuflash.caches.as_attention import describe_attention
 from cuflash.caches.checks import check_specs
+from cuflash.features.window import bounds_of
 from cuflash.options import check_options
+from cuflash.planning import invariant
 from cuflash.planning.invariant import batch_invariant_plan
 from cuflash.planning.key_chunks import chunk_of
 from cuflash.planning.plan import Plan
@@ -139,6 +143,45 @@ def test_rows_of_many_chunks_are_merged_as_those_of_an_unpacked_call() -> None:
             merging = _plan(batch, total, most, 16384, kv_chunk=1024).launches[-1].config
             assert merging.constants == unpacked.constants
             assert dict(merging.constants)["shared_rows"] == share
+
+
+def test_a_maximum_beyond_all_rows_gives_a_plan() -> None:
+    """The most queries of an entry may be many more than there are rows: no plan has as many."""
+    assert _plan(3, 7, 2**30 - 4096, 8192).tile == _plan(3, 7, 2**17, 8192).tile
+
+
+def test_plans_of_other_totals_have_the_choice_of_the_first() -> None:
+    invariant._choice.cache_clear()
+    for total in range(7, 27):
+        _plan(3, total, 5, 8192, causal=True)
+    assert invariant._choice.cache_info().misses == 1
+
+
+@given(
+    whole=st.tuples(st.integers(1, 60), st.integers(1, 60)),
+    part=st.tuples(st.integers(0, 60), st.integers(0, 60)),
+    sides=st.tuples(*[st.none() | st.integers(0, 130) | st.sampled_from((2**31, 10**20))] * 2),
+)
+def test_bounds_of_entries_are_those_of_the_definition(
+    whole: tuple[int, int], part: tuple[int, int], sides: tuple[int | None, int | None]
+) -> None:
+    """A kernel moves the bounds of the whole arrays by the rows that an entry lacks."""
+    total, capacity = whole
+    queries, keys = min(part[0], total), min(part[1], capacity)
+    first, last = bounds_of(total, capacity, False, None, sides, every=True)
+    moved = (total - queries) - (capacity - keys)
+    i, j = np.mgrid[:queries, :keys]
+    seen = np.ones((queries, keys), bool)
+    shown = np.ones((queries, keys), bool)
+    left, right = sides
+    if left is not None:
+        seen &= j >= i + keys - queries - min(left, 1000)
+        shown &= j >= i + first + moved
+    if right is not None:
+        seen &= j <= i + keys - queries + min(right, 1000)
+        shown &= j <= i + last + moved
+    assert (seen == shown).all()
+    assert all(bound is None or abs(bound) <= max(whole) for bound in (first, last))
 
 
 def test_few_queries_on_many_keys_are_split() -> None:
