@@ -41,8 +41,8 @@ _OF_NUMPY = (
     Bug(
         "NumPy's overflow is one too few",
         _HOST,
-        "= new - lengths.fitting",
-        "= np.maximum(new - lengths.fitting - 1, 0)",
+        "= lengths.new - lengths.fitting",
+        "= np.maximum(lengths.new - lengths.fitting - 1, 0)",
         _DRAWN,
     ),
     Bug(

@@ -219,8 +219,8 @@ _OF_PLANS = (
     Bug(
         "the size of a batch decides about chunks",
         "cuflash/planning/invariant.py",
-        "usual = replace(problem, batch=_USUAL_BATCH)",
-        "usual = problem",
+        "return replace(problem, batch=_USUAL_BATCH)",
+        "return problem",
         f"{_UNIT}test_a_batch_of_any_size_has_the_same_tile_and_chunk",
     ),
     Bug(

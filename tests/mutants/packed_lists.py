@@ -18,8 +18,8 @@ BUGS = (
     packed_bug(
         "a q tile is the one after it in the list",
         _SCHEDULE,
-        "q_items[order.tiles - item.q_tile];",
-        "q_items[order.tiles - item.q_tile + 1];",
+        "q_items(params)[tiles - item.q_tile];",
+        "q_items(params)[tiles - item.q_tile + 1];",
         "fa2",
     ),
     packed_bug(

@@ -171,16 +171,23 @@ _OF_THE_HOST = (
     Bug(
         "the tile of packed queries is that of their sum",
         "cuflash/planning/invariant.py",
-        "queries = max(2, problem.most_queries)",
-        "queries = max(2, problem.seqlen_q)",
+        "max(2, problem.most_queries)",
+        "max(2, problem.seqlen_q)",
         f"{_UNIT}tile_and_chunk_are_those_of_an_unpacked_call",
     ),
     Bug(
         "a mask of packed queries is left out where it hides nothing of all rows",
         "cuflash/features/window.py",
-        "return (first, last) if every else",
-        "return",
+        "    if not every:\n",
+        "    if True:\n",
         f"{_UNIT}tile_and_chunk_are_those_of_an_unpacked_call",
+    ),
+    Bug(
+        "a window that ends far behind the keys does not fit in 32 bits",
+        "cuflash/features/window.py",
+        "None if last is None else min(last, seqlen_kv)",
+        "last",
+        f"{_UNIT}bounds_of_entries_are_those_of_the_definition",
     ),
 )
 

@@ -162,8 +162,8 @@ BUGS = (
     _bug(
         "slopes measure over the padding",
         _SEQUENCE,
-        "params.used_lengths.shift(params.shape, batch) - padding_of(params, batch, 0);",
-        "params.used_lengths.shift(params.shape, batch);",
+        "params.used_lengths.shift(params.shape, batch) - padding_of(params, batch, 0) +",
+        "params.used_lengths.shift(params.shape, batch) +",
         "[padding-causal-fa2]",
     ),
     _bug(
@@ -176,7 +176,7 @@ BUGS = (
     _bug(
         "a map has the rows of entries",
         _PROBLEM,
-        "entries, rows = self.pages if self.pages[1] else",
+        "entries, rows = self.pages if any(self.pages) else",
         "entries, rows = self.pages if False else",
         "[pages-of-16-fa3]",
     ),
