@@ -194,7 +194,7 @@ def _check(split: Split, lengths: tuple[int, int], batch: int, sms: int, seed: i
     case = replace(split.case, batch=batch, seqlen_q=lengths[0], seqlen_kv=lengths[1], seed=seed)
     row = Row("drawn", split.algorithm, case, split.chunk, split.blocks, split.packed)
     with host_cupy("90", sms) as host:
-        workspace = host.array(np.full(1 << 24, 0xFF, np.uint8))
+        workspace = host.array(np.full(1 << 25, 0xFF, np.uint8))
         row.check(host.call, host.array, lambda array: array.peek(), workspace=workspace)
 
 

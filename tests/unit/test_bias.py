@@ -208,18 +208,35 @@ def test_neighbouring_entries_share_one_of_the_bias_and_of_its_gradient(data: An
     """
     number = st.integers(1, 3)
     shared, own, repeats = (data.draw(number) for _ in range(3))
-    batch, heads = shared * own * repeats, 2
+    batch = shared * own * repeats
     summed = data.draw(st.sampled_from([n for n in range(1, batch + 1) if batch % n == 0]))
     rows, keys = data.draw(st.integers(0, 7)), data.draw(st.integers(1, 7))
+    pairs = tuple(data.draw(st.sampled_from([1, size])) for size in (2, rows, keys))
+    divided = data.draw(st.sampled_from([(1, 1, None), (2, 2, 1), (1, 3, 2)]))
+    _check_sharing((shared, own, repeats, summed), (rows, keys), pairs, divided)
+
+
+def test_entries_that_share_a_gradient_are_in_no_step_with_others() -> None:
+    """A step takes two heads, and three entries share a gradient."""
+    _check_sharing((3, 2, 1, 3), (5, 4), (2, 5, 4), (1, 3, 2))
+
+
+def _check_sharing(
+    entries: tuple[int, int, int, int],
+    lengths: tuple[int, int],
+    pairs: tuple[int, ...],
+    divided: Any,
+) -> None:
+    (shared, own, repeats, summed), (rows, keys), heads = entries, lengths, 2
+    batch = shared * own * repeats
     random = np.random.default_rng(1)
     sizes = {"q": (rows, heads), "k": (keys, 1), "v": (keys, 1), "dout": (rows, heads)}
     x = {name: random.standard_normal((batch, *size, 4)) for name, size in sizes.items()}
-    pairs = [data.draw(st.sampled_from([1, size])) for size in (heads, rows, keys)]
     bias = random.standard_normal((own, *pairs))
     each = bias[np.arange(batch) // shared % own]
     options = replace(check_options(backend="numpy"), entries=(("bias", (shared, summed)),))
     qkv = {name: x[name] for name in "qkv"}
-    with _divided(*data.draw(st.sampled_from([(1, 1, None), (2, 2, 1), (1, 3, 2)]))):
+    with _divided(*divided):
         found = dispatch.run("forward", {**qkv, "bias": bias}, {}, options)
         given_ = {**x, "out": found["out"], "lse": found["lse"], "bias": bias}
         options = replace(options, wrt=("bias", "q"))

@@ -139,5 +139,5 @@ def test_entries_with_sinks_of_their_own_want_whole_heads_on_explicit_axes(mappe
             if heads is None:
                 assert call(*given)[3].shape == (2, 4)
                 continue
-            with pytest.raises(cuflash.UnsupportedError, match="no heads that a mesh of explicit"):
+            with pytest.raises(cuflash.UnsupportedError, match="explicit axes divides the heads"):
                 call(*given)
