@@ -13,12 +13,12 @@ struct PackedQueriesParams {
   long long entries;
 
   __device__ RowsOfEntry queries(int entry) const { return rows_of_entry(q_begins, entry); }
-  // By how many keys query 0 is behind where it would be if every row of the array were its
-  // entry's.
+  // The difference, in keys, between the position of query 0 and its position if all rows of the
+  // array belonged to its entry.
   __device__ int shift(const Shape& shape, const RowsOfEntry& queries) const {
     return shape.seqlen_q - queries.count;
   }
-  // The sequence of a row of the array; the last of those that begin there, as others are empty.
+  // The sequence of a row of the array. If several begin there, all but the last one are empty.
   __device__ int entry_of_row(int row) const {
     int first = 0;
     int last = static_cast<int>(entries);
@@ -50,7 +50,7 @@ struct PackedQueries {
   __device__ static Sequence of(const Params& params, int entry) {
     return of_item(params, {entry, 0, params.packed_queries.queries(entry)});
   }
-  // The rows after the last entry's are counted to it, so that no array is read past its end.
+  // The rows after the last entry's read its keys, so that no array is read past its end.
   template <class Params>
   __device__ static Sequence of_item(const Params& params, const PackedItem& item) {
     const PackedQueriesParams& packed = params.packed_queries;

@@ -33,7 +33,9 @@ _Array = NDArray[Any]
 
 
 def check_most(value: Any, packed: bool, where: int | None) -> int:
-    """The most queries of an entry, 0 of a call that packs none; with host arrays it may be None.
+    """Return the most queries of an entry; 0 if queries are not packed.
+
+    Calls with host arrays may leave it out.
 
     Parameters
     ----------
@@ -47,7 +49,7 @@ def check_most(value: Any, packed: bool, where: int | None) -> int:
     Raises
     ------
     ArgumentTypeError, ArgumentValueError
-        If it is no number of queries, is missing, or there are no offsets.
+        If it is not a number of queries, or is missing, or if there are no offsets.
     """
     if not packed:
         if value is not None:
@@ -64,12 +66,12 @@ def check_most(value: Any, packed: bool, where: int | None) -> int:
 
 
 def check_offsets(spec: TensorSpec) -> int:
-    """The number of entries that offsets are of.
+    """Return the number of entries that the offsets describe.
 
     Raises
     ------
     ArgumentTypeError, ArgumentValueError
-        If it is no array of offsets.
+        If the array cannot hold offsets.
     """
     if spec.dtype != "int32":
         raise ArgumentTypeError(ARGUMENT, f"dtype {spec.dtype}", "int32")
@@ -82,12 +84,12 @@ def check_offsets(spec: TensorSpec) -> int:
 
 
 def check_targets(specs: Mapping[str, TensorSpec]) -> None:
-    """Destinations have the rows of q, without a batch axis.
+    """Check that destinations have the rows of q, without a batch axis.
 
     Raises
     ------
     ArgumentValueError
-        Naming the one that has not.
+        If one does not; the error names it.
     """
     rows, heads = specs["q"].shape[:2]
     shapes = {"out": (rows, heads, specs["v_cache"].shape[3]), "lse_out": (heads, rows)}
@@ -98,18 +100,18 @@ def check_targets(specs: Mapping[str, TensorSpec]) -> None:
 
 
 def with_batch_axis(spec: TensorSpec) -> TensorSpec:
-    """The description of an array as one entry of a batch."""
+    """Return the description of an array as the only entry of a batch."""
     strides = None if spec.strides is None else (0, *spec.strides)
     return replace(spec, shape=(1, *spec.shape), strides=strides)
 
 
 def without_batch_axis(spec: TensorSpec) -> TensorSpec:
-    """The description of the one entry of a batch."""
+    """Return the description of the only entry of a batch."""
     return replace(spec, shape=spec.shape[1:], strides=spec.strides and spec.strides[1:])
 
 
 def rows_of_entries(offsets: _Array, total: int) -> list[slice]:
-    """The rows of every entry on the host, and behind them those that no entry has.
+    """Return the rows of every entry on the host, then the rows that no entry has.
 
     Offsets do not fall. One that is below the one before it, or outside of the
     array, counts here as the nearest that is neither; the first entry begins at row 0.
