@@ -15,6 +15,7 @@ from cuflash.features.table import every_feature
 
 __all__ = [
     "KERNELS",
+    "KERNELS_OF_LENGTHS",
     "SAME_CODE",
     "digest",
     "digest_now",
@@ -47,6 +48,9 @@ KERNELS = {
     ),
 }
 
+#: The kernels that passes without features have in place of the main one for some lengths.
+KERNELS_OF_LENGTHS = {("fa3", "backward"): (("fa3", "backward_few"),)}
+
 #: The kernels that a feature adds to a pass, for every generation.
 FEATURE_KERNELS = {
     ("dbias", "backward"): (("steps", "bias_gradient"),),
@@ -78,6 +82,8 @@ def digest(root: Path, algorithm: str, op: str, features: Sequence[str] = ()) ->
     """
     passes = op.split(" and ")
     kernels = [kernel for one in passes for kernel in KERNELS[algorithm, one]]
+    if not features:
+        kernels += [k for one in passes for k in KERNELS_OF_LENGTHS.get((algorithm, one), ())]
     kernels += [k for one in passes for f in features for k in kernels_of(f, algorithm, one)]
     entries = [f"{folder}/{name}.cu" for folder, name in kernels]
     found = hashlib.sha256()

@@ -14,6 +14,7 @@ import pytest
 import cuflash
 
 from .emulator.build import KEPT
+from .kit import few
 from .kit.compare import REGISTRY
 from .kit.filled import filled
 from .kit.parts import parts_forced
@@ -60,8 +61,15 @@ def _filled(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def whole_groups() -> Iterator[None]:
-    """No group of query heads is parted, however few tiles FlashAttention-3's gradients have."""
-    with parts_forced(1):
+    """No group of query heads is parted, and FlashAttention-3's gradients have no special tiles."""
+    with parts_forced(1), few.any_lengths():
+        yield
+
+
+@pytest.fixture
+def any_lengths() -> Iterator[None]:
+    """FlashAttention-3's gradients have the tiles that take all lengths."""
+    with few.any_lengths():
         yield
 
 

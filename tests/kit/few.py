@@ -1,4 +1,4 @@
-"""FlashAttention-3's backward pass with the tile for few queries alone."""
+"""FlashAttention-3's backward pass with the tile for few queries alone, and with other tiles."""
 
 from __future__ import annotations
 
@@ -7,9 +7,21 @@ from contextlib import contextmanager
 from unittest import mock
 
 from cuflash import calls
-from cuflash.planning.tiles import fa3
+from cuflash.planning.tiles import fa3, fa3_few
 
-__all__ = ["few_alone"]
+__all__ = ["any_lengths", "few_alone"]
+
+
+@contextmanager
+def any_lengths() -> Iterator[None]:
+    """Plans of a backward pass have the tiles that take all lengths, not those of some."""
+    with (
+        mock.patch.object(fa3_few, "is_fastest", return_value=False),
+        mock.patch.object(fa3, "_is_within", lambda _, row: not row.lengths[1]),
+    ):
+        calls.forget()
+        yield
+    calls.forget()
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from bench.inputs import make_inputs
 from bench.sources import (
     FEATURE_HEADERS,
     KERNELS,
+    KERNELS_OF_LENGTHS,
     SAME_CODE,
     digest,
     features_of,
@@ -35,11 +36,15 @@ from ..architectures import LIMITS
 
 @pytest.mark.parametrize("which", KERNELS)
 def test_the_digest_is_of_every_kernel_of_the_plan(which: tuple[str, str]) -> None:
-    algorithm, op = which
-    wanted = AttentionProblem(op, 1, 2, 1, 64, 64, 64, 64, "float16", "float16", "full", 1.0, 0)
-    wanted = replace(wanted, alignment="tensor_map")
-    launches = plan(wanted, LIMITS["90"], algorithm=algorithm).launches
-    assert {(x.config.generation, x.config.kernel) for x in launches} == set(KERNELS[which])
+    """Also of the plan of few queries on many keys."""
+    found = set()
+    for heads_kv, keys in ((1, 64), (2, 4096 if which[1] == "backward" else 64)):
+        sizes = 1, 2, heads_kv, 64, keys, 64, 64
+        wanted = AttentionProblem(which[1], *sizes, "float16", "float16", "full", 1.0, 0)
+        wanted = replace(wanted, alignment="tensor_map")
+        launches = plan(wanted, LIMITS["90"], algorithm=which[0]).launches
+        found |= {(x.config.generation, x.config.kernel) for x in launches}
+    assert found == {*KERNELS[which], *KERNELS_OF_LENGTHS.get(which, ())}
 
 
 @pytest.mark.parametrize("which", KERNELS)

@@ -90,6 +90,7 @@ def test_a_place_in_a_larger_call_is_no_part_of_a_seed_of_its_own() -> None:
         _problem(words=6)
 
 
+@pytest.mark.usefixtures("any_lengths")
 @pytest.mark.parametrize("operation", ["forward", "backward"])
 @pytest.mark.parametrize("algorithm", ["fa1", "fa2", "fa3"])
 def test_kernels_depend_on_nothing_but_that_weights_are_dropped(

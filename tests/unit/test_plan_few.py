@@ -82,12 +82,11 @@ def test_wide_heads_and_features_have_none() -> None:
     assert not [*few_tiles(capped)]
 
 
-def test_the_tile_that_keeps_keys_comes_first() -> None:
-    assert not isinstance(planned(_problem()).tile, Fa3FewTile)
-
-
-def test_the_other_tile_can_be_asked_for() -> None:
-    assert isinstance(planned(_problem(), blocks=(128, 128)).tile, Fa3FewTile)
+@pytest.mark.parametrize("blocks", [(64, 128), (128, 128)])
+def test_either_tile_can_be_asked_for(blocks: tuple[int, int]) -> None:
+    for keys in (128, 4096):
+        tile = planned(_problem(seqlen_kv=keys), blocks=blocks).tile
+        assert isinstance(tile, Fa3FewTile) == (blocks == (128, 128))
 
 
 @given(batch=st.integers(1, 40), heads=st.integers(1, 40), keys=st.integers(1, 100_000))

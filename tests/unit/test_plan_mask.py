@@ -116,6 +116,7 @@ def test_older_generations_read_it_where_it_lies(
         assert chosen.workspace == plain.workspace
 
 
+@pytest.mark.usefixtures("any_lengths")
 @pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize("operation", ["forward", "backward"])
 @pytest.mark.parametrize("form", FORMS, ids=str)

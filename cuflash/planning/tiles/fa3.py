@@ -10,10 +10,18 @@ from ...features.use import Operand
 from ..device import DeviceLimits
 from ..problem import DTYPES, AttentionProblem
 from ..step_time import StepTime
-from . import fa3_registers
+from . import fa3_few, fa3_registers
 from .common import Arithmetic, Footprint, bucket, byte_panels, ceil_div
 from .fa3_few import Fa3FewTile, few_tiles
-from .fa3_tables import BACKWARD, BUCKETS, FORWARD_WITH_PAIRS, ForwardRow, forward_rows, is_reckoned
+from .fa3_tables import (
+    BACKWARD,
+    BUCKETS,
+    FORWARD_WITH_PAIRS,
+    BackwardRow,
+    ForwardRow,
+    forward_rows,
+    is_reckoned,
+)
 from .operand_tiles import NO_OPERAND, OperandTiles
 from .panels import PANEL, panels
 
@@ -192,7 +200,7 @@ def candidates(
     With ``every`` also the tiles for other lengths.
     """
     forward = problem.operation == "forward"
-    for tile in _forward(problem, every) if forward else _backward(problem, every):
+    for tile in _forward(problem, every) if forward else _backward(problem, limits, every):
         if tile.footprint.excess(limits) is None and _has_whole_pages(problem, tile.block_kv):
             yield tile
 
@@ -237,9 +245,14 @@ def _staged(problem: AttentionProblem) -> Operand | None:
     return next((one for one in every if one.staged and one.mappable), None)
 
 
-def _backward(problem: AttentionProblem, every: bool) -> Iterator[Fa3BackwardTile | Fa3FewTile]:
+def _backward(
+    problem: AttentionProblem, limits: DeviceLimits, every: bool
+) -> Iterator[Fa3BackwardTile | Fa3FewTile]:
+    few = [*few_tiles(problem)]
+    first = [tile for tile in few if fa3_few.is_fastest(tile, problem, limits)]
+    yield from first
     yield from _over_queries(problem, every)
-    yield from few_tiles(problem)
+    yield from (tile for tile in few if tile not in first)
 
 
 def _over_queries(problem: AttentionProblem, every: bool) -> Iterator[Fa3BackwardTile]:
@@ -249,7 +262,7 @@ def _over_queries(problem: AttentionProblem, every: bool) -> Iterator[Fa3Backwar
     for row in BACKWARD:
         if row.block_kv == ROWS and widest <= narrow:
             continue  # warpgroups share keys only in wide heads
-        if not every and window < row.fewest_of_window:
+        if not every and (window < row.fewest_of_window or not _is_within(problem, row)):
             continue
         if problem.head_dim <= row.widest and problem.head_dim_v <= row.widest_v:
             plain = Fa3BackwardTile(
@@ -265,6 +278,16 @@ def _over_queries(problem: AttentionProblem, every: bool) -> Iterator[Fa3Backwar
             )
             yield from _with_operand_of_rows(problem, plain)
             yield plain
+
+
+def _is_within(problem: AttentionProblem, row: BackwardRow) -> bool:
+    """Return whether a row is for the lengths of a problem."""
+    fewest, most = row.lengths
+    if not most:
+        return True
+    plain = not (problem.uses or problem.deterministic)
+    shorter, longer = sorted((problem.seqlen_q, problem.seqlen_kv))
+    return plain and fewest <= shorter and longer <= min(most, 2 * shorter)
 
 
 def _with_operand_of_rows(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from ..device import DeviceLimits
 from ..problem import AttentionProblem
 from . import fa3_registers
 from .common import Footprint, ceil_div
@@ -12,7 +13,7 @@ from .fa3_tables import BACKWARD_OF_FEW
 from .operand_tiles import NO_OPERAND
 from .panels import PANEL, panels
 
-__all__ = ["Fa3FewTile", "few_tiles", "why_not_few"]
+__all__ = ["Fa3FewTile", "few_tiles", "is_fastest", "why_not_few"]
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,8 @@ class Fa3FewTile:
     """All queries of a head in one tile, whose dQ two warpgroups keep in registers.
 
     K and V come through rings; dK and dV of a kv tile are finished in one step.
+    With ``many`` it is the fastest only where there are more kv tiles, over all heads,
+    than multiprocessors.
     """
 
     block_q: int
@@ -28,6 +31,7 @@ class Fa3FewTile:
     v_stages: int
     head_dim: int
     head_dim_v: int
+    many: bool = field(default=False, compare=False)
 
     #: Those that do arithmetic.
     warpgroups = 2
@@ -70,8 +74,17 @@ def few_tiles(problem: AttentionProblem) -> Iterator[Fa3FewTile]:
     for row in BACKWARD_OF_FEW:
         if problem.head_dim <= row.widest and problem.head_dim_v <= row.widest_v:
             blocks = row.block_q, row.block_kv
-            yield Fa3FewTile(*blocks, row.k_stages, row.v_stages, row.widest, row.widest_v)
+            stages = row.k_stages, row.v_stages
+            yield Fa3FewTile(*blocks, *stages, row.widest, row.widest_v, row.many)
             return
+
+
+def is_fastest(tile: Fa3FewTile, problem: AttentionProblem, limits: DeviceLimits) -> bool:
+    """Return whether the tile is faster than those that keep keys, as far as it was timed."""
+    tiles = problem.tiles(problem.seqlen_kv, tile.block_kv)
+    if problem.deterministic or tiles < 2:
+        return False
+    return problem.batch * problem.heads_q * tiles > limits.num_sms or not tile.many
 
 
 def why_not_few(problem: AttentionProblem) -> str | None:
