@@ -8,6 +8,7 @@ from unittest import mock
 
 from cuflash import calls
 from cuflash.planning.tiles import fa3, fa3_few
+from cuflash.planning.tiles.fa3_tables import BackwardRow
 
 __all__ = ["any_lengths", "few_alone"]
 
@@ -17,7 +18,7 @@ def any_lengths() -> Iterator[None]:
     """Plans of a backward pass have the tiles that take all lengths, not those of some."""
     with (
         mock.patch.object(fa3_few, "is_fastest", return_value=False),
-        mock.patch.object(fa3, "_is_within", lambda _, row: not row.lengths[1]),
+        mock.patch.object(BackwardRow, "takes", lambda row, _: not row.lengths[1]),
     ):
         calls.forget()
         yield

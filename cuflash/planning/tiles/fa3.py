@@ -17,7 +17,6 @@ from .fa3_tables import (
     BACKWARD,
     BUCKETS,
     FORWARD_WITH_PAIRS,
-    BackwardRow,
     ForwardRow,
     forward_rows,
     is_reckoned,
@@ -262,7 +261,7 @@ def _over_queries(problem: AttentionProblem, every: bool) -> Iterator[Fa3Backwar
     for row in BACKWARD:
         if row.block_kv == ROWS and widest <= narrow:
             continue  # warpgroups share keys only in wide heads
-        if not every and (window < row.fewest_of_window or not _is_within(problem, row)):
+        if not every and (window < row.fewest_of_window or not row.takes(problem)):
             continue
         if problem.head_dim <= row.widest and problem.head_dim_v <= row.widest_v:
             plain = Fa3BackwardTile(
@@ -278,16 +277,6 @@ def _over_queries(problem: AttentionProblem, every: bool) -> Iterator[Fa3Backwar
             )
             yield from _with_operand_of_rows(problem, plain)
             yield plain
-
-
-def _is_within(problem: AttentionProblem, row: BackwardRow) -> bool:
-    """Return whether a row is for the lengths of a problem."""
-    fewest, most = row.lengths
-    if not most:
-        return True
-    plain = not (problem.uses or problem.deterministic)
-    shorter, longer = sorted((problem.seqlen_q, problem.seqlen_kv))
-    return plain and fewest <= shorter and longer <= min(most, 2 * shorter)
 
 
 def _with_operand_of_rows(

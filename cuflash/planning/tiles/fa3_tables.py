@@ -191,6 +191,15 @@ class BackwardRow(NamedTuple):
     stays_until: int = 0  # most steps of a kv tile for a block to compute several kv tiles
     lengths: tuple[int, int] = (0, 0)  # fewest and most queries and keys of a plain pass; 0: any
 
+    def takes(self, problem: AttentionProblem) -> bool:
+        """Return whether the row is for the lengths of a problem."""
+        fewest, most = self.lengths
+        if not most:
+            return True
+        plain = not (problem.uses or problem.deterministic)
+        shorter, longer = sorted((problem.seqlen_q, problem.seqlen_kv))
+        return plain and fewest <= shorter and longer <= min(most, 2 * shorter)
+
 
 BACKWARD = (
     BackwardRow(32, 32, 128, 128, 2, 0, 2048, stays_until=4),
