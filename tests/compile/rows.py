@@ -132,8 +132,11 @@ def _fa3_problems() -> Iterator[AttentionProblem]:
         of = replace(of, head_dim=row.widest, head_dim_v=row.widest_v)
         for deterministic, keys in product((False, True), (LONG, SHORT)):  # many tiles, and few
             yield replace(of, deterministic=deterministic, seqlen_kv=keys)
-        if row.stays_until:  # tiles of one step, in one block after the other
-            yield replace(of, heads_kv=of.heads_q, seqlen_q=row.block_q)
+        if row.stays_until:  # tiles of two steps, in one block after the other
+            yield replace(of, heads_kv=of.heads_q, seqlen_q=2 * row.block_q)
+        for heads in (of.heads_kv, of.heads_q) if row.lengths[1] else ():  # in parts, and whole
+            most = row.lengths[1]
+            yield replace(of, heads_kv=heads, seqlen_q=most, seqlen_kv=most)
 
 
 def _rare_fa3_problems() -> Iterator[AttentionProblem]:

@@ -14,6 +14,7 @@ from cuflash.planning.problem import AttentionProblem
 
 from ..architectures import LIMITS
 from ..kit.case import Case
+from ..kit.few import any_lengths
 from ..kit.parts import parts_forced
 from ..mutants import hopper, hopper_emulated
 from ..mutants.__main__ import judge
@@ -235,7 +236,7 @@ def _plan(listed: Listed, case: Case) -> Any:
         deterministic=listed.ordered,
     )
     limits = replace(LIMITS["90"], nvrtc=(13, 0))
-    with parts_forced(listed.parts):
+    with parts_forced(listed.parts), any_lengths():
         return plan(problem, limits, algorithm="fa3", blocks=listed.blocks)
 
 
