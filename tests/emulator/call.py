@@ -36,6 +36,7 @@ class Kernels:
     deterministic: bool = False
     steps: tuple[int, ...] = (16, 64)  # lengths are near multiples of these
     parted: bool = False  # also kernels with several blocks for a kv tile
+    few: bool = False  # up to 128 queries, which a block keeps backward
     plain: bool = False  # one alignment and one type of output
     forward_row: ForwardRow | None = None  # the forward pass's table has only this row
     window: str = ""  # "left" or "band": the bounds that most cases have
@@ -63,7 +64,7 @@ class Kernels:
             "d{}-dv{}".format(*self.dims),
         ]
         mask = self.window or ("causal" if self.causal else "full")
-        words += [mask, "ordered" * self.deterministic]
+        words += [mask, "ordered" * self.deterministic, "few" * self.few]
         words += ["softcap" * self.softcap, f"sinks-{self.sinks}" * bool(self.sinks)]
         words += [f"alibi-{self.alibi}" * bool(self.alibi)]
         words += [f"bias-{self.bias}" * bool(self.bias), f"mask-{self.mask}" * bool(self.mask)]

@@ -20,6 +20,7 @@ from ..kit.arena import Arena
 from ..kit.case import Case
 from ..kit.compare import compare
 from ..kit.data import arrays
+from ..kit.few import few_alone
 from ..kit.oracle import Truth, judge
 from ..kit.parts import parts_forced
 from ..kit.strides import Strides
@@ -43,6 +44,7 @@ def session_of(
     with (
         mock.patch.dict(FORWARD, rows),
         parts_forced(parts),
+        few_alone() if kernels.few else contextlib.nullcontext(),
         host_cupy(kernels.architecture, kernels.num_sms, make) as host,
     ):
         yield host
@@ -70,7 +72,9 @@ def configs_of(kernels: Kernels) -> set[KernelConfig]:
         found.add(config)
         return lambda *_: None
 
-    case = Case(2, 4, 1, 70, 100, *kernels.dims, kernels.dtype, causal=kernels.causal)
+    case = Case(
+        2, 4, 4 if kernels.few else 1, 70, 100, *kernels.dims, kernels.dtype, causal=kernels.causal
+    )
     window = {"": "", "left": "9:", "band": "9:3"}[kernels.window]
     case = replace(case, window=window, causal=kernels.causal and not window)
     case = replace(case, sinks=kernels.sinks, softcap=9.0 if kernels.softcap else None)
