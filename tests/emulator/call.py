@@ -56,6 +56,15 @@ class Kernels:
         return "bias" if staged else ""
 
     @property
+    def groups(self) -> tuple[int, ...]:
+        """Query heads for a head of keys."""
+        return (1,) if self.few else (1, 2, 4, 3)
+
+    def queries(self, length: int) -> int:
+        """The length, or the most queries that the kernels take."""
+        return min(length, 128) if self.few else length
+
+    @property
     def name(self) -> str:
         words = [
             self.algorithm,

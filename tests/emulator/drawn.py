@@ -44,8 +44,7 @@ def _problems(draw: st.DrawFn, kernels: Kernels, work: int) -> Case:
     longest = (2 if many else 3) * max(steps)
     seqlen_q, seqlen_kv = draw(_lengths(steps, longest)), draw(_lengths(steps, longest))
     if kernels.algorithm == "fa3":  # fa3 does not take empty problems
-        seqlen_q, seqlen_kv = max(seqlen_q, 1), max(seqlen_kv, 1)
-    seqlen_q = min(seqlen_q, 128) if kernels.few else seqlen_q
+        seqlen_q, seqlen_kv = kernels.queries(max(seqlen_q, 1)), max(seqlen_kv, 1)
     # With one query or key an array does not differ along that axis, which needs another kernel.
     axes = kernels.bias.partition(":")[0] + kernels.mask
     seqlen_q, seqlen_kv = max(seqlen_q, 2 * ("q" in axes)), max(seqlen_kv, 2 * ("k" in axes))
@@ -53,8 +52,7 @@ def _problems(draw: st.DrawFn, kernels: Kernels, work: int) -> Case:
     heads_kv, group, batch = 1, 1, 1
     if "h" in layout:
         heads_kv = draw(st.sampled_from([n for n in (1, 2, 3) if n <= room]))
-        groups = (1,) if kernels.few else (1, 2, 4, 3)
-        group = draw(st.sampled_from([n for n in groups if n * heads_kv <= room]))
+        group = draw(st.sampled_from([n for n in kernels.groups if n * heads_kv <= room]))
     if "b" in layout:
         batch = draw(st.sampled_from([n for n in (1, 2, 3) if n * group * heads_kv <= room]))
     window, causal = "", kernels.causal

@@ -184,8 +184,7 @@ def test_tails_of_scores_far_below_zero(kernels: Kernels) -> None:
     """Lengths are one off the tiles, and scores far from 0: a padded score taken for 0 shows."""
     for step in kernels.steps:
         for beside in (-1, 1):
-            queries = min(step - beside, 128) if kernels.few else step - beside
-            lengths = queries, step + beside
+            lengths = kernels.queries(step - beside), step + beside
             case = Case(1, 1, 1, *lengths, *kernels.dims, kernels.dtype, causal=kernels.causal)
             if kernels.window:
                 case = replace(case, window={"left": "3:", "band": "3:2"}[kernels.window])
