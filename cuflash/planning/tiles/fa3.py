@@ -13,6 +13,7 @@ from ..step_time import StepTime
 from . import fa3_registers
 from .common import Arithmetic, Footprint, bucket, byte_panels, ceil_div
 from .fa3_few import Fa3FewTile, few_tiles
+from .fa3_short import Fa3ShortTile, short_tiles
 from .fa3_tables import BACKWARD, BUCKETS, FORWARD_WITH_PAIRS, ForwardRow, forward_rows, is_reckoned
 from .operand_tiles import NO_OPERAND, OperandTiles
 from .panels import PANEL, panels
@@ -164,7 +165,7 @@ class Fa3BackwardTile:
         }
 
 
-Fa3Tile = Fa3ForwardTile | Fa3BackwardTile | Fa3FewTile
+Fa3Tile = Fa3ForwardTile | Fa3BackwardTile | Fa3FewTile | Fa3ShortTile
 
 
 def tile_of_row(problem: AttentionProblem, row: ForwardRow) -> Fa3ForwardTile:
@@ -237,9 +238,12 @@ def _staged(problem: AttentionProblem) -> Operand | None:
     return next((one for one in every if one.staged and one.mappable), None)
 
 
-def _backward(problem: AttentionProblem, every: bool) -> Iterator[Fa3BackwardTile | Fa3FewTile]:
+def _backward(
+    problem: AttentionProblem, every: bool
+) -> Iterator[Fa3BackwardTile | Fa3FewTile | Fa3ShortTile]:
     yield from _over_queries(problem, every)
     yield from few_tiles(problem)
+    yield from short_tiles(problem)
 
 
 def _over_queries(problem: AttentionProblem, every: bool) -> Iterator[Fa3BackwardTile]:
