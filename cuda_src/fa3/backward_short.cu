@@ -46,11 +46,13 @@ __device__ inline void load_keys(const ShortContext<Config>& c, Matrix& matrix,
               ptx::kEvictFirst);
 }
 
-// By one thread: what the first step needs, then the other q tiles, then the other kv tiles.
+// By one thread: what the first step needs, then the other q tiles, then the other kv tiles. Each
+// q tile is loaded once the head before needs it no more.
 template <class Config>
-__device__ inline void short_load_role(const ShortContext<Config>& c) {
+__device__ inline void load_head(const ShortContext<Config>& c, int tiles) {
   auto& shared = c.shared;
   const auto load_q = [&](int i) {
+    wait_empty<Config>(shared.q_empty[i], c.round % 2);
     load_queries(c, shared.q[i], &c.params.q_map, shared.lse[i], c.params.row_lse, shared.q_full[i],
                  i);
   };
@@ -58,23 +60,27 @@ __device__ inline void short_load_role(const ShortContext<Config>& c) {
     load_queries(c, shared.dout[i], &c.params.dout_map, shared.delta[i], c.params.delta,
                  shared.dout_full[i], i);
   };
-  load_q(0);
-  int step = 0;
 #pragma unroll 1
-  for (int tile = 0; tile < c.kv_tiles(); ++tile) {
-    if (c.is_hidden(tile)) continue;
-    const RingPlace<Config::kv_stages> place(step);
+  for (int tile = 0; tile < tiles; ++tile) {
+    const RingPlace<Config::kv_stages> place(c.steps_before + tile);
     wait_empty<Config>(shared.kv_empty[place.stage], place.phase);
     load_keys(c, shared.k[place.stage], &c.params.k_map, shared.k_full[place.stage], tile);
-    if (step == 0) load_dout(0);
+    if (tile == 0) load_q(0);
     load_keys(c, shared.v[place.stage], &c.params.v_map, shared.v_full[place.stage], tile);
-    for (int i = 1; step == 0 && i < c.q_tiles(); ++i) {
+    if (tile == 0) load_dout(0);
+#pragma unroll 1
+    for (int i = 1; tile == 0 && i < c.q_tiles(); ++i) {
       load_q(i);
       load_dout(i);
     }
-    ++step;
   }
 }
+
+// A pair of q tiles and a kv tile, whose dQ comes late.
+struct LatePair {
+  int number;  // of pairs that are not hidden, through all heads of the block
+  int step;
+};
 
 // A warpgroup of math: 64 keys of every kv tile, and dQ of every other q tile.
 template <class Config, class Types = ShortTypes<Config>>
@@ -137,14 +143,16 @@ struct ShortMath {
 
   // dQ += dS K of the warpgroup's q tile of a pair and all keys of the kv tile, as one group of
   // products.
-  __device__ __forceinline__ void issue_q(QGradient& dq, unsigned ds_stage,
-                                          unsigned k_stage) const {
+  __device__ __forceinline__ void issue_q(QGradient& dq, const LatePair& pair) const {
     using PairScores = typename Types::PairScores;
+    const RingPlace<Config::score_stages> of_ds(pair.number);
+    wait<Config>(c.shared.ds_full[of_ds.stage], of_ds.phase);
     const DepthInColumns<PairScores> a(c.shared.ds[0]);
     const DepthInRows<typename Types::KPanels> b(c.shared.k[0]);
-    const unsigned a_step = ds_stage * (sizeof(PairScores) / 16) +
+    const unsigned a_step = of_ds.stage * (sizeof(PairScores) / 16) +
                             warpgroup * (kRowsOfProduct * PairScores::row_bytes / 16);
-    const unsigned b_step = k_stage * (sizeof(typename Types::KPanels) / 16);
+    const unsigned b_step =
+        RingPlace<Config::kv_stages>(pair.step).stage * (sizeof(typename Types::KPanels) / 16);
     ptx::wgmma_fence();
 #pragma unroll
     for (int key = 0; key < Config::block_kv; key += 16) {
@@ -167,16 +175,17 @@ struct ShortMath {
 
   // P and dS of a q tile and a kv tile, rounded.
   __device__ __forceinline__ void scores(Operand& weights, Operand& gradients, unsigned q_tile,
-                                         int tile, unsigned stage, unsigned phase) const {
+                                         int tile, int step) const {
+    const auto [stage, phase] = RingPlace<Config::kv_stages>(step);
     const QueryNumbers<Config>& lse = c.shared.lse[q_tile];
     const int query0 = static_cast<int>(q_tile) * Config::block_q;
     const RowsOfKeys place{c.seq.entry, c.head, query0, first_key(tile) + warp_row};
     Scores p, dp;
     wait<Config>(c.shared.k_full[stage], phase);
-    wait<Config>(c.shared.q_full[q_tile], 0);
+    wait<Config>(c.shared.q_full[q_tile], c.round % 2);
     issue_scores<Config::head_dim>(p, c.shared.k[0], stage, c.shared.q[0], q_tile);
     wait<Config>(c.shared.v_full[stage], phase);
-    wait<Config>(c.shared.dout_full[q_tile], 0);
+    wait<Config>(c.shared.dout_full[q_tile], c.round % 2);
     issue_scores<Config::head_dim_v>(dp, c.shared.v[0], stage, c.shared.dout[0], q_tile);
     ptx::wgmma_wait<1>();
     ptx::wgmma_hold(p.value[0]);
@@ -204,37 +213,76 @@ struct ShortMath {
     for (int i = 0; i < Config::block_q / 16; ++i) place.store(i, gradients.value[i]);
   }
 
-  // A pair of q tiles that begins at `first` and a kv tile. `number` counts the pairs and `step`
-  // the kv tiles that are not hidden.
-  __device__ __forceinline__ void pair(QGradient& dq, KGradient& dk, VGradient& dv, unsigned first,
-                                       int tile, int number, int step) const {
-    const RingPlace<Config::score_stages> of_ds(number);
-    const RingPlace<Config::kv_stages> of_kv(step);
+  // dV and dK of a q tile and, if `late`, dQ of the pair before.
+  template <bool late>
+  __device__ __forceinline__ void multiply(const Operand& weights, const Operand& gradients,
+                                           unsigned q_tile, KGradient& dk, VGradient& dv,
+                                           QGradient& dq, const LatePair& before) const {
+    if constexpr (late) issue_q(dq, before);
+    issue_kv(dv, weights, c.shared.dout[0], q_tile);
+    issue_kv(dk, gradients, c.shared.q[0], q_tile);
+    ptx::wgmma_wait<0>();
+    if constexpr (late) ptx::wgmma_hold(dq.value[0]);
+    ptx::wgmma_hold(dv.value[0]);
+    ptx::wgmma_hold(dk.value[0]);
+    if constexpr (late) release_scores(before);
+  }
+
+  // dQ of a pair alone.
+  __device__ __forceinline__ void multiply_q(QGradient& dq, const LatePair& pair) const {
+    issue_q(dq, pair);
+    ptx::wgmma_wait<0>();
+    ptx::wgmma_hold(dq.value[0]);
+    release_scores(pair);
+  }
+
+  // A pair of q tiles that begins at `first` and a kv tile; dQ of the pair before, if it `exists`.
+  __device__ __forceinline__ void pair(unsigned first, int tile, const LatePair& now, KGradient& dk,
+                                       VGradient& dv, QGradient& dq, const LatePair& before,
+                                       bool exists) const {
+    const RingPlace<Config::score_stages> of_ds(now.number);
+    wait_empty<Config>(c.shared.ds_empty[of_ds.stage], of_ds.phase);
 #pragma unroll 1
     for (unsigned half = 0; half < tiles_of_pair; ++half) {
       const unsigned q_tile = first + half;
-      Operand weights, gradients;
-      if (half == 0) wait_empty<Config>(c.shared.ds_empty[of_ds.stage], of_ds.phase);
-      if (c.template is_hidden<1>(q_tile, tile)) {
-        store_scores(Operand{}, of_ds.stage, half);
-        continue;
-      }
-      scores(weights, gradients, q_tile, tile, of_kv.stage, of_kv.phase);
+      const bool hidden = c.template is_hidden<1>(q_tile, tile);
+      Operand weights{}, gradients{};
+      if (!hidden) scores(weights, gradients, q_tile, tile, now.step);
       store_scores(gradients, of_ds.stage, half);
-      issue_kv(dv, weights, c.shared.dout[0], q_tile);
-      issue_kv(dk, gradients, c.shared.q[0], q_tile);
-      ptx::wgmma_wait<0>();
-      ptx::wgmma_hold(dv.value[0]);
-      ptx::wgmma_hold(dk.value[0]);
+      if (half + 1 == tiles_of_pair) {
+        ptx::fence_async_shared();
+        __syncwarp();
+        arrive_warp<Config>(c.shared.ds_full[of_ds.stage]);
+      }
+      if (hidden) continue;
+      if (exists) {
+        multiply<true>(weights, gradients, q_tile, dk, dv, dq, before);
+      } else {
+        multiply<false>(weights, gradients, q_tile, dk, dv, dq, before);
+      }
+      exists = false;
     }
-    ptx::fence_async_shared();
-    __syncwarp();
-    arrive_warp<Config>(c.shared.ds_full[of_ds.stage]);
-    wait<Config>(c.shared.ds_full[of_ds.stage], of_ds.phase);
-    issue_q(dq, of_ds.stage, of_kv.stage);
-    ptx::wgmma_wait<0>();
-    ptx::wgmma_hold(dq.value[0]);
-    arrive_warp<Config>(c.shared.ds_empty[of_ds.stage]);
+  }
+
+  // After the last kv tile: load may overwrite a pair of q tiles. Returns this lane's dead rows of
+  // dQ, bit 8-row group.
+  __device__ unsigned release_queries(unsigned first) const {
+    unsigned dead = 0;
+#pragma unroll 1
+    for (unsigned i = first; i < first + tiles_of_pair; ++i) {
+      if (static_cast<int>(i) >= c.q_tiles()) break;
+      wait<Config>(c.shared.q_full[i], c.round % 2);  // it may be hidden from all
+      wait<Config>(c.shared.dout_full[i], c.round % 2);
+      if (i == first + warpgroup) {
+        const int row = warp_row + LanePosition().row;
+        const QueryNumbers<Config>& lse = c.shared.lse[i];
+        dead = (lse.value[row] == infinity<float>() ? 1u : 0u) |
+               (lse.value[row + 8] == infinity<float>() ? 2u : 0u);
+      }
+      __syncwarp();
+      arrive_warp<Config>(c.shared.q_empty[i]);
+    }
+    return dead;
   }
 
   // Stores the warp's rows of dK or dV of a kv tile, times `scale`.
@@ -247,19 +295,23 @@ struct ShortMath {
           columns);
   }
 
-  // Stores the warp's rows of dQ of the warpgroup's q tile of a pair: zeros in dead rows.
-  __device__ __forceinline__ void store_q(QGradient& dq, unsigned first) const {
-    const unsigned q_tile = first + warpgroup;
-    const int row = static_cast<int>(q_tile) * Config::block_q + warp_row;
+  // Stores the warp's rows of dQ of the warpgroup's q tile of a pair: zeros in `dead` rows.
+  __device__ __forceinline__ void store_q(QGradient& dq, unsigned first, unsigned dead) const {
+    const int row = static_cast<int>(first + warpgroup) * Config::block_q + warp_row;
     if (row >= c.seq.rows_q) return;
-    const LanePosition lane;
-    const QueryNumbers<Config>& lse = c.shared.lse[q_tile];
     const auto scale = static_cast<float>(c.params.scale);
-    dq.for_each([&](float& x, int, int, int group, int) {
-      x = lse.value[warp_row + lane.row + 8 * group] == infinity<float>() ? 0 : x * scale;
-    });
+    dq.for_each([&](float& x, int, int, int group, int) { x = dead >> group & 1 ? 0 : x * scale; });
     store(dq, q_row<Storage>(c.params.dq, c.seq, c.head, row), c.params.dq, c.seq.rows_q - row,
           c.params.shape.head_dim);
+  }
+
+  // dS of a pair has been read.
+  __device__ __forceinline__ void release_scores(const LatePair& pair) const {
+    arrive_warp<Config>(c.shared.ds_empty[RingPlace<Config::score_stages>(pair.number).stage]);
+  }
+  // All products that read K and V of a step are done.
+  __device__ __forceinline__ void release_keys(int step) const {
+    arrive_warp<Config>(c.shared.kv_empty[RingPlace<Config::kv_stages>(step).stage]);
   }
 
  private:
@@ -271,44 +323,52 @@ struct ShortMath {
   }
 };
 
+// A warpgroup takes its keys of all kv tiles of a head through the q tiles. `number` counts pairs.
 template <class Config, class Types = ShortTypes<Config>>
-__device__ inline void short_math_role(const ShortContext<Config>& c, int warpgroup) {
+__device__ __forceinline__ void multiply_head(const ShortContext<Config>& c, int tiles,
+                                              int warpgroup, int& number) {
   const ShortMath<Config> math(c, warpgroup);
   const Shape& shape = c.params.shape;
   typename Types::QGradient dq[Types::pairs];
 #pragma unroll
   for (int i = 0; i < Types::pairs; ++i) dq[i].fill(0);
-  int step = 0, number = 0;
+  unsigned dead[Types::pairs] = {};
+  bool is_late = false;  // dQ of the pair before is still to be computed
 #pragma unroll 1
   for (int tile = 0; tile < c.kv_tiles(); ++tile) {
     typename Types::KGradient dk;
     typename Types::VGradient dv;
     dk.fill(0);
     dv.fill(0);
-    if (!c.is_hidden(tile)) {
+    const int step = c.steps_before + tile;
 #pragma unroll
-      for (int i = 0; i < Types::pairs; ++i) {
-        const int first = i * Types::tiles_of_pair;
-        if (c.template is_hidden<Types::tiles_of_pair>(first, tile)) continue;
-        math.pair(dq[i], dk, dv, first, tile, number, step);
+    for (int i = 0; tile < tiles && i < Types::pairs; ++i) {
+      const unsigned first = i * Types::tiles_of_pair;
+      auto& dq_before = dq[(i + Types::pairs - 1) % Types::pairs];
+      const LatePair before{number - 1, i == 0 ? step - 1 : step};
+      const bool ends_step = i == 0 && is_late;
+      if (!c.template is_hidden<Types::tiles_of_pair>(first, tile)) {
+        math.pair(first, tile, {number, step}, dk, dv, dq_before, before, is_late);
         ++number;
+        is_late = true;
+      } else if (is_late) {
+        math.multiply_q(dq_before, before);
+        is_late = false;
       }
-      arrive_warp<Config>(c.shared.kv_empty[RingPlace<Config::kv_stages>(step).stage]);
-      ++step;
+      if (ends_step) math.release_keys(step - 1);
+      if (tile + 1 == tiles) dead[i] = math.release_queries(first);
     }
+    if (tile < tiles && !is_late) math.release_keys(step);
     math.store_kv(dv, c.params.dv, shape.head_dim_v, tile, 1.0f);
     math.store_kv(dk, c.params.dk, shape.head_dim, tile, static_cast<float>(c.params.scale));
   }
-  if (step > 0) {
-    for (int i = 0; i < c.q_tiles(); ++i) {  // hidden ones too: the block may not end before
-      wait<Config>(c.shared.q_full[i], 0);
-      wait<Config>(c.shared.dout_full[i], 0);
-    }
-  } else {
-    wait<Config>(c.shared.q_full[0], 0);
+  if (is_late) {
+    const int step = c.steps_before + tiles - 1;
+    math.multiply_q(dq[Types::pairs - 1], {number - 1, step});
+    math.release_keys(step);
   }
 #pragma unroll
-  for (int i = 0; i < Types::pairs; ++i) math.store_q(dq[i], i * Types::tiles_of_pair);
+  for (int i = 0; i < Types::pairs; ++i) math.store_q(dq[i], i * Types::tiles_of_pair, dead[i]);
 }
 
 template <class Config>
@@ -320,7 +380,6 @@ __device__ inline void backward_short(const typename Config::Params& params) {
   static_assert(!Config::Lengths::vary && Config::Score::is_empty && !Config::Weights::drops &&
                     !Mask<Config>::has_first,
                 "no features");
-  const auto c = short_context<Config>(params, shared);
   const int role = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / kWarpgroup, 0);
   if (threadIdx.x == 0) {
     ptx::tensor_map_prefetch(&params.q_map);
@@ -332,10 +391,15 @@ __device__ inline void backward_short(const typename Config::Params& params) {
   __syncthreads();
   if (role == 0) {
     ptx::give_registers<Config::load_registers>();
-    if (threadIdx.x == 0) short_load_role(c);
+    if (threadIdx.x != 0) return;
+    for_each_head<Config>(params, shared,
+                          [](const ShortContext<Config>& c, int tiles) { load_head(c, tiles); });
   } else {
     ptx::take_registers<Config::math_registers>();
-    short_math_role(c, role - 1);
+    int number = 0;
+    for_each_head<Config>(params, shared, [&](const ShortContext<Config>& c, int tiles) {
+      multiply_head(c, tiles, role - 1, number);
+    });
   }
 }
 

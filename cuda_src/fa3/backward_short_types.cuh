@@ -34,6 +34,7 @@ struct ShortStorage {
   QueryNumbers<Config> delta[Config::q_tiles];  // arrive with dO
   Barrier q_full[Config::q_tiles];
   Barrier dout_full[Config::q_tiles];
+  Barrier q_empty[Config::q_tiles];
   Barrier k_full[Config::kv_stages];
   Barrier v_full[Config::kv_stages];
   Barrier kv_empty[Config::kv_stages];
@@ -41,27 +42,26 @@ struct ShortStorage {
   Barrier ds_empty[Config::score_stages];
 };
 
-// A block has all queries and all keys of a head.
+// A block computes several heads, one after the other: all queries and all keys of each. All heads
+// have the same numbers of tiles. `round` counts the heads of the block; steps count the kv tiles
+// that some query sees, through all of its heads.
 template <class Config>
 struct ShortContext {
   const typename Config::Params& params;
   ShortStorage<Config>& shared;
-  Sequence seq;
-  int head;  // of queries and of keys
+  const Sequence seq;
+  const int head;  // of queries and of keys
+  const int round;
+  const int steps_before;
 
   __device__ int kv_tiles() const { return ceil_div(seq.rows_kv, Config::block_kv); }
-  __device__ int q_tiles() const { return ceil_div(seq.seqlen_q, Config::block_q); }
-  // Whether no query sees a key of the kv tile.
-  __device__ bool is_hidden(int tile) const {
-    return Mask<Config>::template hides_all<ShortTypes<Config>::all_queries, Config::block_kv>(
-        seq, 0, tile * Config::block_kv);
-  }
-  // Whether no query of these q tiles, which begin at `q_tile`, sees a key of the kv tile; there
-  // may be no such queries.
+  __device__ int q_tiles() const { return ceil_div(seq.rows_q, Config::block_q); }
+  // Whether no query of `count` q tiles from `q_tile` on sees a key of the kv tile; the tiles may
+  // have no queries.
   template <int count>
-  __device__ bool is_hidden(int q_tile, int tile) const {
-    const int query0 = q_tile * Config::block_q;
-    return query0 >= seq.seqlen_q ||
+  __device__ bool is_hidden(unsigned q_tile, int tile) const {
+    const int query0 = static_cast<int>(q_tile) * Config::block_q;
+    return query0 >= seq.rows_q ||
            Mask<Config>::template hides_all<count * Config::block_q, Config::block_kv>(
                seq, query0, tile * Config::block_kv);
   }
@@ -70,12 +70,29 @@ struct ShortContext {
   }
 };
 
+// Kv tiles of a head that some query sees: the first ones.
 template <class Config>
-__device__ inline ShortContext<Config> short_context(const typename Config::Params& params,
-                                                     ShortStorage<Config>& shared) {
-  const auto heads = static_cast<unsigned>(params.shape.heads_q);
-  return {params, shared, sequence<Config>(params, static_cast<int>(blockIdx.x / heads)),
-          static_cast<int>(blockIdx.x % heads)};
+__device__ inline int seen_tiles(const Shape& shape) {
+  int keys = shape.seqlen_kv;
+  if (Mask<Config>::has_last) keys = min(keys, shape.seqlen_q + shape.q_offset);
+  return ceil_div(max(keys, 0), Config::block_kv);
+}
+
+// Calls `work(context, tiles)` for every head of the block; `tiles` of its kv tiles are seen.
+template <class Config, class Work>
+__device__ __forceinline__ void for_each_head(const typename Config::Params& params,
+                                              ShortStorage<Config>& shared, const Work& work) {
+  const Shape& shape = params.shape;
+  const auto heads = static_cast<unsigned>(shape.heads_q);
+  const int tiles = seen_tiles<Config>(shape);
+  int round = 0;
+#pragma unroll 1
+  for (unsigned i = blockIdx.x; i < heads * static_cast<unsigned>(shape.batch); i += gridDim.x) {
+    work(ShortContext<Config>{params, shared, sequence<Config>(params, static_cast<int>(i / heads)),
+                              static_cast<int>(i % heads), round, round * tiles},
+         tiles);
+    ++round;
+  }
 }
 
 // One thread initialises every barrier with the number of arrivals of a phase.
@@ -87,6 +104,7 @@ __device__ inline void init_short_barriers(ShortStorage<Config>& shared) {
   for (int tile = 0; tile < Config::q_tiles; ++tile) {
     init(shared.q_full[tile], 1);
     init(shared.dout_full[tile], 1);
+    init(shared.q_empty[tile], Types::math_warps);
   }
   for (int stage = 0; stage < Config::kv_stages; ++stage) {
     init(shared.k_full[stage], 1);

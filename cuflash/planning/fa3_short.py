@@ -24,7 +24,9 @@ def short_plan(
     reason: str,
     rejected: tuple[tuple[Algorithm, str], ...],
 ) -> Plan:
-    """A block for each head. It stores dq itself, so there are two kernels.
+    """A block for each multiprocessor, which takes one head after the other.
+
+    It stores dq itself, so there are two kernels.
 
     Raises
     ------
@@ -41,7 +43,7 @@ def short_plan(
     config = replace(config, head_dim=tile.head_dim, head_dim_v=tile.head_dim_v)
     of_q = tile.block_q // tile.q_tiles
     boxes = (("q", of_q), ("k", tile.block_kv), ("v", tile.block_kv), ("dout", of_q))
-    grid = launchable(problem.batch * problem.heads_q, "fa3")
+    grid = min(launchable(problem.batch * problem.heads_q, "fa3"), limits.num_sms)
     main = KernelLaunch(config, grid, (rows.rows,), boxes)
     launches = tuple(map(for_hopper, rows.around(main)))
     return Plan(problem, "cuda", "fa3", tile, reason, rejected, launches, tuple(lay_out(rows.sizes)))

@@ -54,7 +54,7 @@ class Fa3ShortTile:
         shared += self.score_stages * panels(_TILES_OF_PAIR * _ROWS, self.block_kv)  # dS
         shared += 4 * self.warpgroups * panels(16, PANEL)  # of results, a panel for each warp
         shared += 2 * 4 * self.block_q  # lse and delta
-        shared += 8 * (2 * self.q_tiles + 3 * self.kv_stages + 2 * self.score_stages)  # barriers
+        shared += 8 * (3 * self.q_tiles + 3 * self.kv_stages + 2 * self.score_stages)  # barriers
         threads = 128 * (self.warpgroups + 1)
         return Footprint(ceil_div(shared, 1024) * 1024, 65536 // threads // 8 * 8, threads)
 
