@@ -242,7 +242,7 @@ struct ShortMath {
                                        bool exists) const {
     const RingPlace<Config::score_stages> of_ds(now.number);
     wait_empty<Config>(c.shared.ds_empty[of_ds.stage], of_ds.phase);
-#pragma unroll 1
+#pragma unroll
     for (unsigned half = 0; half < tiles_of_pair; ++half) {
       const unsigned q_tile = first + half;
       const bool hidden = c.template is_hidden<1>(q_tile, tile);
@@ -340,10 +340,11 @@ __device__ __forceinline__ void multiply_head(const ShortContext<Config>& c, int
     typename Types::VGradient dv;
     dk.fill(0);
     dv.fill(0);
-    const int step = c.steps_before + tile;
+    const int step = uniform(c.steps_before + tile);
 #pragma unroll
     for (int i = 0; tile < tiles && i < Types::pairs; ++i) {
       const unsigned first = i * Types::tiles_of_pair;
+      number = uniform(number);
       auto& dq_before = dq[(i + Types::pairs - 1) % Types::pairs];
       const LatePair before{number - 1, i == 0 ? step - 1 : step};
       const bool ends_step = i == 0 && is_late;

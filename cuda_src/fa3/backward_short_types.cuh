@@ -78,6 +78,10 @@ __device__ inline int seen_tiles(const Shape& shape) {
   return ceil_div(max(keys, 0), Config::block_kv);
 }
 
+// A number that every lane of a warp has. The shuffle tells the compiler, which then keeps
+// descriptors in uniform registers.
+__device__ __forceinline__ int uniform(int number) { return __shfl_sync(0xffffffffu, number, 0); }
+
 // Calls `work(context, tiles)` for every head of the block; `tiles` of its kv tiles are seen.
 template <class Config, class Work>
 __device__ __forceinline__ void for_each_head(const typename Config::Params& params,
@@ -88,6 +92,7 @@ __device__ __forceinline__ void for_each_head(const typename Config::Params& par
   int round = 0;
 #pragma unroll 1
   for (unsigned i = blockIdx.x; i < heads * static_cast<unsigned>(shape.batch); i += gridDim.x) {
+    round = uniform(round);
     work(ShortContext<Config>{params, shared, sequence<Config>(params, static_cast<int>(i / heads)),
                               static_cast<int>(i % heads), round, round * tiles},
          tiles);
