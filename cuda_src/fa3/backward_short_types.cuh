@@ -52,8 +52,15 @@ struct ShortContext {
   const Sequence seq;
   const int head;  // of queries and of keys
   const int round;
-  const int steps_before;
 
+  // Kv tiles that some query sees: the first ones. Computed at every call, as registers are full.
+  __device__ int seen_tiles() const {
+    int keys = static_cast<int>(ptx::opaque(static_cast<unsigned>(seq.rows_kv)));
+    if (Mask<Config>::has_last) keys = min(keys, seq.rows_q + seq.q_last);
+    return ceil_div(max(keys, 0), Config::block_kv);
+  }
+  // The number of a kv tile among the seen ones of all heads of the block.
+  __device__ int step_of(int tile) const { return round * seen_tiles() + tile; }
   __device__ int kv_tiles() const { return ceil_div(seq.rows_kv, Config::block_kv); }
   __device__ int q_tiles() const { return ceil_div(seq.rows_q, Config::block_q); }
   // Whether no query of `count` q tiles from `q_tile` on sees a key of the kv tile; the tiles may
@@ -70,33 +77,35 @@ struct ShortContext {
   }
 };
 
-// Kv tiles of a head that some query sees: the first ones.
-template <class Config>
-__device__ inline int seen_tiles(const Shape& shape) {
-  int keys = shape.seqlen_kv;
-  if (Mask<Config>::has_last) keys = min(keys, shape.seqlen_q + shape.q_offset);
-  return ceil_div(max(keys, 0), Config::block_kv);
-}
-
 // A number that every lane of a warp has. The shuffle tells the compiler, which then keeps
 // descriptors in uniform registers.
 __device__ __forceinline__ int uniform(int number) { return __shfl_sync(0xffffffffu, number, 0); }
 
-// Calls `work(context, tiles)` for every head of the block; `tiles` of its kv tiles are seen.
+// The number of the block's head `round` through all batch entries.
+__device__ __forceinline__ unsigned number_of_head(int round) {
+  return blockIdx.x + static_cast<unsigned>(round) * gridDim.x;
+}
+
+// The context of the block's head `round`.
+template <class Config>
+__device__ __forceinline__ ShortContext<Config> short_context(const typename Config::Params& params,
+                                                              ShortStorage<Config>& shared,
+                                                              int round) {
+  const auto heads = static_cast<unsigned>(params.shape.heads_q);
+  const unsigned i = number_of_head(round);
+  return {params, shared, sequence<Config>(params, static_cast<int>(i / heads)),
+          static_cast<int>(i % heads), round};
+}
+
+// Calls `work(context)` for every head of the block.
 template <class Config, class Work>
 __device__ __forceinline__ void for_each_head(const typename Config::Params& params,
                                               ShortStorage<Config>& shared, const Work& work) {
-  const Shape& shape = params.shape;
-  const auto heads = static_cast<unsigned>(shape.heads_q);
-  const int tiles = seen_tiles<Config>(shape);
-  int round = 0;
+  const unsigned heads =
+      static_cast<unsigned>(params.shape.heads_q) * static_cast<unsigned>(params.shape.batch);
 #pragma unroll 1
-  for (unsigned i = blockIdx.x; i < heads * static_cast<unsigned>(shape.batch); i += gridDim.x) {
-    round = uniform(round);
-    work(ShortContext<Config>{params, shared, sequence<Config>(params, static_cast<int>(i / heads)),
-                              static_cast<int>(i % heads), round, round * tiles},
-         tiles);
-    ++round;
+  for (int round = 0; number_of_head(round) < heads; round = uniform(round + 1)) {
+    work(short_context<Config>(params, shared, round));
   }
 }
 
