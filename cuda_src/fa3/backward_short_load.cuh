@@ -35,7 +35,7 @@ template <class Config>
 __device__ inline void load_head(const ShortContext<Config>& c) {
   auto& shared = c.shared;
   const auto load_q = [&](int i) {
-    wait_empty<Config>(shared.q_empty[i], c.round % 2);
+    wait_empty<Config>(shared.q_empty[i], c.phase());
     load_queries(c, shared.q[i], &c.params.q_map, shared.lse[i], c.params.row_lse, shared.q_full[i],
                  i);
   };

@@ -17,8 +17,7 @@ struct ShortMath {
   using PairScores = typename Types::PairScores;
   static constexpr int pairs = Types::pairs;
   static constexpr int tiles_of_pair = Types::tiles_of_pair;
-  // Whether dP of a step is issued before the products of the step before end: wide heads have no
-  // registers for it.
+  // Whether dP of a q tile is issued beside its S: wide heads have no registers for it.
   static constexpr bool dp_early = Config::head_dim + Config::head_dim_v <= 64;
   const ShortContext<Config>& c;
   const int warpgroup;
@@ -71,14 +70,14 @@ struct ShortMath {
   __device__ __forceinline__ void issue_s(Scores& s, unsigned q_tile, int step, bool first) const {
     const RingPlace<Config::kv_stages> ring(step);
     if (first) wait<Config>(c.shared.k_full[ring.stage], ring.phase);
-    wait<Config>(c.shared.q_full[q_tile], c.round % 2);
+    wait<Config>(c.shared.q_full[q_tile], c.phase());
     issue_scores<Config::head_dim>(s, c.shared.k[0], ring.stage, c.shared.q[0], q_tile);
   }
   __device__ __forceinline__ void issue_dp(Scores& dp, unsigned q_tile, int step,
                                            bool first) const {
     const RingPlace<Config::kv_stages> ring(step);
     if (first) wait<Config>(c.shared.v_full[ring.stage], ring.phase);
-    wait<Config>(c.shared.dout_full[q_tile], c.round % 2);
+    wait<Config>(c.shared.dout_full[q_tile], c.phase());
     issue_scores<Config::head_dim_v>(dp, c.shared.v[0], ring.stage, c.shared.dout[0], q_tile);
   }
 
@@ -217,7 +216,7 @@ struct ShortMath {
         arrive_warp<Config>(c.shared.ds_empty[pair]);
       }
 #pragma unroll 1
-      for (int i = first; i < first + tiles_of_pair; ++i) {
+      for (int i = first; i < first + tiles_of_pair; i = uniform(i + 1)) {
         if (!hidden) one_q_tile(dk, dv, i, tile, step);
         end(i);
       }
@@ -237,8 +236,8 @@ struct ShortMath {
   // 8-row group, 0 for a tile of the other warpgroup.
   __device__ unsigned release_queries(int q_tile) const {
     if (q_tile >= c.q_tiles()) return 0;
-    wait<Config>(c.shared.q_full[q_tile], c.round % 2);  // it may be hidden from all
-    wait<Config>(c.shared.dout_full[q_tile], c.round % 2);
+    wait<Config>(c.shared.q_full[q_tile], c.phase());  // it may be hidden from all
+    wait<Config>(c.shared.dout_full[q_tile], c.phase());
     const int row = warp_row() + LanePosition().row;
     const QueryNumbers<Config>& lse = c.shared.lse[q_tile];
     const unsigned dead = (lse.value[row] == infinity<float>() ? 1u : 0u) |
@@ -284,15 +283,16 @@ struct ShortMath {
   __device__ __forceinline__ void one_q_tile(KGradient& dk, VGradient& dv, int i, int tile,
                                              int step) const {
     Scores p, dp;
-    Operand weights, gradients{};
     if (c.template is_hidden<1>(i, tile)) {
-      store_scores(gradients, i);
+      store_scores(Operand{}, i);
       return;
     }
+    Operand weights, gradients;
     issue_s(p, i, step, true);
-    issue_dp(dp, i, step, true);
-    ptx::wgmma_wait<1>();
+    if (dp_early) issue_dp(dp, i, step, true);
+    ptx::wgmma_wait<dp_early>();
     weigh(p, i, tile);
+    if (!dp_early) issue_dp(dp, i, step, true);
     ptx::wgmma_wait<0>();
     differentiate_tile(weights, gradients, p, dp, i, tile);
     store_scores(gradients, i);

@@ -53,6 +53,8 @@ struct ShortContext {
   const int head;  // of queries and of keys
   const int round;
 
+  // The phase of the barriers of Q and dO.
+  __device__ unsigned phase() const { return ptx::opaque(static_cast<unsigned>(round)) % 2; }
   // Kv tiles that some query sees: the first ones. Computed at every call, as registers are full.
   __device__ int seen_tiles() const {
     int keys = static_cast<int>(ptx::opaque(static_cast<unsigned>(seq.rows_kv)));
