@@ -211,7 +211,8 @@ struct ShortMath {
       const int first = pair * tiles_of_pair;
       const bool hidden = c.template is_hidden<tiles_of_pair>(first, tile);
       wait_empty<Config>(c.shared.ds_empty[pair], step % 2);
-      if (hidden) {
+      if (hidden) {    // the barriers pass through their phases
+        __syncwarp();  // no lane may still wait for the phase that the arrival ends
         arrive_warp<Config>(c.shared.ds_full[pair]);
         arrive_warp<Config>(c.shared.ds_empty[pair]);
       }

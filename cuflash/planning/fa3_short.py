@@ -46,4 +46,6 @@ def short_plan(
     grid = min(launchable(problem.batch * problem.heads_q, "fa3"), limits.num_sms)
     main = KernelLaunch(config, grid, (rows.rows,), boxes)
     launches = tuple(map(for_hopper, rows.around(main)))
-    return Plan(problem, "cuda", "fa3", tile, reason, rejected, launches, tuple(lay_out(rows.sizes)))
+    return Plan(
+        problem, "cuda", "fa3", tile, reason, rejected, launches, tuple(lay_out(rows.sizes))
+    )
