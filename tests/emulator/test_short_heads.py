@@ -26,7 +26,7 @@ _CASES = {
     "one query": Case(2, 1, 1, 1, 150, 64, 32, "float16", seed=5),
     "causal": Case(1, 2, 2, 256, 256, 32, 32, "float16", True, seed=6),
     "every query lives": Case(1, 1, 1, 256, 300, 64, 64, "bfloat16", True, seed=7),
-    "unseen half": Case(1, 1, 1, 128, 256, 64, 64, "bfloat16", True, q_offset=-64, seed=11),
+    "unseen half": Case(1, 1, 1, 128, 256, 64, 64, "bfloat16", True, q_offset=64, seed=11),
     "unseen keys": Case(2, 1, 1, 200, 700, 64, 32, "bfloat16", True, q_offset=100, seed=8),
     "dead queries": Case(1, 2, 2, 256, 200, 64, 64, "float16", True, q_offset=-90, seed=9),
     "no query lives": Case(1, 1, 1, 140, 200, 64, 64, "float16", True, q_offset=-300, seed=10),

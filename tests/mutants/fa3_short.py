@@ -80,19 +80,6 @@ BUGS = (
         "0 *",
     ),
     _bug(
-        "dQ does not wait for the other warpgroup",
-        _MATH,
-        "    wait<Config>(c.shared.ds_full[pair], step % 2);\n",
-        "",
-    ),
-    _bug(
-        "dS is stored before dQ has read the one before",
-        _MATH,
-        "      if (begins) wait_empty<Config>(c.shared.ds_empty[pair], step % 2);\n",
-        "",
-        "four whole tiles",
-    ),
-    _bug(
         "the first pair's dQ is left out where all q tiles see a tile",
         _MATH,
         "const bool late = begins && pair > 0;",
