@@ -51,6 +51,22 @@ struct Fa3BackwardFewParams {
   Shape shape;
 };
 
+// See backward_short.cu. The workspace is that of Fa3BackwardParams, without sums of dQ and `turns`.
+struct Fa3BackwardShortParams {
+  TensorMap q_map;
+  TensorMap k_map;
+  TensorMap v_map;
+  TensorMap dout_map;
+  Tensor dq;
+  Tensor dk;
+  Tensor dv;
+  void* row_lse;
+  void* delta;
+  double scale;
+  long long padded_rows;  // rows of a head in the workspace
+  Shape shape;
+};
+
 // See sum_parts.cu.
 struct SumPartsParams {
   Tensor dk;

@@ -170,6 +170,13 @@ PARAMETERS = {
         ("row_lse", "delta", "dq_accumulator", "scale", "padded_rows", "kv_splits"),
         maps=("q_map", "k_map", "v_map", "dout_map"),
     ),
+    ("fa3", "backward_short"): _struct(
+        "Fa3BackwardShortParams",
+        ("dq", "dk", "dv"),
+        (),
+        ("row_lse", "delta", "scale", "padded_rows"),
+        maps=("q_map", "k_map", "v_map", "dout_map"),
+    ),
     ("fa3", "sum_parts"): _struct(
         "SumPartsParams",
         ("dk", "dv"),

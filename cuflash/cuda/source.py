@@ -194,8 +194,9 @@ _SINGLE = {
 }
 #: Types that list the features' parts, for kernels that handle scores or rows.
 _CHAINS = {"Score": "ScoreChain", "Rows": "RowChain"}
-_WITH_CHAINS = ("forward", "backward", "backward_few", "statistics", "bias_gradient", "merge")
-_WITH_WEIGHTS = ("forward", "backward", "backward_few", "bias_gradient")
+_BACKWARD = ("backward", "backward_few", "backward_short")
+_WITH_CHAINS = ("forward", *_BACKWARD, "statistics", "bias_gradient", "merge")
+_WITH_WEIGHTS = ("forward", *_BACKWARD, "bias_gradient")
 _WITH_CHUNKS = ("forward", "merge")
 _WITH_STORED = (("fa3", "forward"), ("steps", "append_kv"))
 

@@ -13,6 +13,7 @@ from .decision import Algorithm, Plan
 from .device import DeviceLimits
 from .fa3_choice import chosen_tile
 from .fa3_few import few_plan
+from .fa3_short import short_plan
 from .head_groups import even_head_group, head_group_of, taking_turns, whole_entries
 from .hopper import ARCHITECTURE, for_hopper
 from .item_lists import ItemLists
@@ -24,6 +25,7 @@ from .row_order import RowOrder
 from .row_steps import RowSteps, launchable
 from .tiles import fa3, steps
 from .tiles.fa3_few import Fa3FewTile
+from .tiles.fa3_short import Fa3ShortTile
 
 __all__ = ["OLDEST_NVRTC", "fa3_plan", "needs_newer_compiler"]
 
@@ -70,6 +72,8 @@ def fa3_plan(
         return _forward(problem, limits, tile, why, rejected, chunk)
     if isinstance(tile, Fa3FewTile):
         return few_plan(problem, limits, tile, why, rejected)
+    if isinstance(tile, Fa3ShortTile):
+        return short_plan(problem, limits, tile, why, rejected)
     return _backward(problem, limits, tile, why, rejected, parts)
 
 

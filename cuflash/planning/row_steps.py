@@ -57,6 +57,9 @@ class RowSteps:
         Query heads are counted through all batch entries: ``statistics`` clears the sums of
         this many, from the first on; by default of all. The main kernel clears the
         sums of the others.
+    sums_dq
+        Whether the main kernel sums dQ in memory. Without it there are no sums to clear,
+        and no ``convert_dq``: the main kernel stores dq itself.
     """
 
     problem: AttentionProblem
@@ -66,6 +69,7 @@ class RowSteps:
     head_dim: int
     turns: int = 0
     cleared: int | None = None
+    sums_dq: bool = True
 
     @property
     def padded_rows(self) -> int:
@@ -84,7 +88,7 @@ class RowSteps:
         return [
             ("row_lse", numbers),
             ("delta", numbers),
-            ("dq_accumulator", numbers * self.head_dim),
+            *[("dq_accumulator", numbers * self.head_dim)] * self.sums_dq,
             ("turns", 4 * self.blocks * self.turns),
         ]
 
@@ -97,11 +101,13 @@ class RowSteps:
     def before(self) -> KernelLaunch:
         """``statistics``."""
         cleared = self._all_heads if self.cleared is None else self.cleared
+        cleared *= self.sums_dq
         return self._launch("statistics", {"turns": self.turns}, ("cleared", cleared))
 
     def around(self, main: KernelLaunch) -> tuple[KernelLaunch, ...]:
         """The launches of the whole pass."""
-        return (self.before, main, self._launch("convert_dq", {}))
+        after = (self._launch("convert_dq", {}),) if self.sums_dq else ()
+        return (self.before, main, *after)
 
     @property
     def _all_heads(self) -> int:

@@ -23,6 +23,7 @@ from ..architectures import LIMITS
 from ..turns import has_turn
 from .featured import FEATURED, featured_problems
 from .few import few_calls
+from .short import short_calls
 from .spills import BLOCK_MASK_SPILLS, LENGTHS_SPILLS, TEXT_SPILLS
 from .split import SplitCall, split_calls
 
@@ -176,6 +177,7 @@ def rows(architecture: str) -> dict[str, KernelConfig]:
         found = _both(found, _named(architecture, calls, ()))
     if architecture == "90":
         found = _both(found, _named(architecture, few_calls(_few()), ()))
+        found = _both(found, _named(architecture, short_calls(_few()), ()))
     return found
 
 

@@ -136,6 +136,7 @@ def _code(ptx: str) -> str:
     [
         ("forward", {}, 0),
         ("backward_few", {}, 0),
+        ("backward_short", {}, 0),
         (
             "backward",
             {"ordered": 0, "kv_tiles_per_convert_block": 0},
@@ -191,17 +192,18 @@ _OLDER = ("mma.sync", "ldmatrix", "cp.async.cg", "cp.async.ca", "nanosleep")
 def _check_hopper(config: KernelConfig, built: Built, spills: int = 0) -> None:
     """The instructions are those of Hopper, and ptxas kept the design."""
     c = dict(config.constants)
-    few = config.kernel == "backward_few"
-    backward = few or config.kernel == "backward"
+    keeps = config.kernel in ("backward_few", "backward_short")  # blocks that keep queries
+    backward = keeps or config.kernel == "backward"
     needed = _HOPPER + _BACKWARD if backward else _HOPPER
-    clears = backward and not few and not c["stays"]
+    clears = backward and not keeps and not c["stays"]
     assert [name for name in needed if name not in built.ptx] == []
     assert (_CLEARS in built.ptx) == clears
-    sums = {"red.relaxed.gpu.global.add.v4.f32"} if backward else set()  # of dQ, four at a time
+    in_memory = backward and config.kernel != "backward_short"
+    sums = {"red.relaxed.gpu.global.add.v4.f32"} if in_memory else set()  # of dQ, four at a time
     sums |= {"red.release.gpu.global.add.s32"} if clears else set()  # of cleared shares
     assert set(re.findall(r"\bred\.[\w.]+", built.ptx)) == sums
     older = {"nanosleep"} if clears else set()  # between one look at a counter and the next
-    of_pairs = not few and c["operand_bytes"] == 2 and c["operand_rows"] == c["block_q"]
+    of_pairs = not keeps and c["operand_bytes"] == 2 and c["operand_rows"] == c["block_q"]
     older |= {"ldmatrix"} if of_pairs and not backward else set()  # for a bias
     assert {name for name in _OLDER if name in built.ptx} == older
     pairs = {"float16": "f16.f16", "bfloat16": "bf16.bf16"}[config.storage]
@@ -226,6 +228,8 @@ def _columns(config: KernelConfig) -> set[int]:
         return {c["block_kv"], config.head_dim_v}
     # Scores have a column for each query. The warpgroups divide the rows of dQ, or its columns.
     d = config.head_dim
+    if config.kernel == "backward_short":  # each warpgroup has other rows of dQ
+        return {c["block_q"], d, config.head_dim_v}
     of_dq = {(128, 128): {d}, (64, 128): {d // 2}, (64, 64): {128, d - 128}}
     return {c["block_q"], d, config.head_dim_v, *of_dq[c["block_q"], c["block_kv"]]}
 

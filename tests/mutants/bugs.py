@@ -29,6 +29,7 @@ from . import (
     fa3_backward_serial,
     fa3_few,
     fa3_order,
+    fa3_short,
     fa3_stay,
     float8,
     host,
@@ -93,6 +94,7 @@ BUGS = (
     *jax_caches.BUGS,
     *key_chunks.BUGS,
     *fa3_few.HOST,
+    *fa3_short.HOST,
     *fa3_stay.HOST,
 )
 #: The bugs of FlashAttention-3. A GPU of compute capability 9.0 (see ``hopper``) and the emulator
@@ -109,6 +111,7 @@ HOPPER_BUGS = (
 EMULATED_BUGS = (
     *fa3_order.BUGS,
     *fa3_few.BUGS,
+    *fa3_short.BUGS,
     *fa3_stay.BUGS,
     *alibi.HOPPER,
     *bias_staged.BUGS,

@@ -13,6 +13,7 @@ from ..step_time import StepTime
 from . import fa3_few, fa3_registers
 from .common import Arithmetic, Footprint, bucket, byte_panels, ceil_div
 from .fa3_few import Fa3FewTile, few_tiles
+from .fa3_short import Fa3ShortTile, short_tiles
 from .fa3_tables import (
     BACKWARD,
     BUCKETS,
@@ -171,7 +172,7 @@ class Fa3BackwardTile:
         }
 
 
-Fa3Tile = Fa3ForwardTile | Fa3BackwardTile | Fa3FewTile
+Fa3Tile = Fa3ForwardTile | Fa3BackwardTile | Fa3FewTile | Fa3ShortTile
 
 
 def tile_of_row(problem: AttentionProblem, row: ForwardRow) -> Fa3ForwardTile:
@@ -246,12 +247,13 @@ def _staged(problem: AttentionProblem) -> Operand | None:
 
 def _backward(
     problem: AttentionProblem, limits: DeviceLimits, every: bool
-) -> Iterator[Fa3BackwardTile | Fa3FewTile]:
+) -> Iterator[Fa3BackwardTile | Fa3FewTile | Fa3ShortTile]:
     few = [*few_tiles(problem)]
     first = [tile for tile in few if fa3_few.is_fastest(tile, problem, limits)]
     yield from first
     yield from _over_queries(problem, every)
     yield from (tile for tile in few if tile not in first)
+    yield from short_tiles(problem)
 
 
 def _over_queries(problem: AttentionProblem, every: bool) -> Iterator[Fa3BackwardTile]:

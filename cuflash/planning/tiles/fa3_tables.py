@@ -14,6 +14,7 @@ from ..problem import AttentionProblem
 __all__ = [
     "BACKWARD",
     "BACKWARD_OF_FEW",
+    "BACKWARD_OF_SHORT",
     "BUCKETS",
     "FORWARD",
     "FORWARD_OF_BLOCKS",
@@ -24,6 +25,7 @@ __all__ = [
     "FewRow",
     "ForwardRow",
     "PairsRow",
+    "ShortRow",
     "forward_rows",
     "is_reckoned",
 ]
@@ -231,4 +233,20 @@ class FewRow(NamedTuple):
 BACKWARD_OF_FEW = (
     FewRow(64, 64, 128, 128, 3, 2, many=False),
     FewRow(128, 128, 128, 128, 2, 1, many=True),
+)
+
+
+class ShortRow(NamedTuple):
+    """A tile of the backward pass for short heads, whose queries a block keeps."""
+
+    widest: int
+    widest_v: int
+    q_tiles: int  # of 64 queries
+    block_kv: int  # 64 for each of two warpgroups that do arithmetic
+    kv_stages: int
+
+
+BACKWARD_OF_SHORT = (
+    ShortRow(32, 32, 4, 128, 2),
+    ShortRow(64, 64, 4, 128, 2),
 )
