@@ -49,7 +49,9 @@ KERNELS = {
 }
 
 #: The kernels that passes without features have in place of the main one for some lengths.
-KERNELS_OF_LENGTHS = {("fa3", "backward"): (("fa3", "backward_few"),)}
+KERNELS_OF_LENGTHS = {
+    ("fa3", "backward"): (("fa3", "backward_few"), ("fa3", "backward_short")),
+}
 
 #: The kernels that a feature adds to a pass, for every generation.
 FEATURE_KERNELS = {

@@ -66,7 +66,7 @@ def whole_groups() -> Iterator[None]:
         yield
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def any_lengths() -> Iterator[None]:
     """FlashAttention-3's gradients have the tiles that take all lengths."""
     with few.any_lengths():

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ..kit.case import Case
-from ..kit.short import short_alone
+from ..kit.few import short_alone
 from .common import Gradients, Hog, gradients_on_two_streams, jitter, skip_without
 
 #: Several heads in a block, and one; q tiles that do not exist; keys that no query sees; dead

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from ..kit.case import Case
 from ..kit.compare import compare
 from ..kit.data import arrays
+from ..kit.few import short_alone
 from ..kit.nonfinite import SPOILED, spoiled
 from ..kit.oracle import judge
-from ..kit.short import short_alone
 from .build import compiler
 from .device import EmulatedRunner
 

@@ -8,7 +8,7 @@ from unittest import mock
 
 from cuflash import calls
 from cuflash.planning import fa3_choice
-from cuflash.planning.tiles import fa3_few
+from cuflash.planning.tiles import fa3_lengths
 
 __all__ = ["filled"]
 
@@ -17,11 +17,11 @@ __all__ = ["filled"]
 def filled() -> Iterator[None]:
     """Plan as if every problem filled the device: small problems then test large ones' tiles.
 
-    Gradients of few queries have the tiles that keep keys; :mod:`tests.kit.few` has the other.
+    Gradients of few queries have the tiles that keep keys; :mod:`tests.kit.few` has the others.
     """
     with (
         mock.patch.object(fa3_choice, "is_small", return_value=False),
-        mock.patch.object(fa3_few, "is_fastest", return_value=False),
+        mock.patch.object(fa3_lengths, "is_fastest", return_value=False),
     ):
         calls.forget()
         yield

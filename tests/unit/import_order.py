@@ -43,6 +43,7 @@ ORDER = [
     "planning.tiles.fa3_registers",
     "planning.tiles.fa3_few",
     "planning.tiles.fa3_short",
+    "planning.tiles.fa3_lengths",
     "planning.tiles.fa3",
     "planning.tiles.bias",
     "planning.tiles.host",

@@ -36,9 +36,9 @@ from ..architectures import LIMITS
 
 @pytest.mark.parametrize("which", KERNELS)
 def test_the_digest_is_of_every_kernel_of_the_plan(which: tuple[str, str]) -> None:
-    """Also of the plan of few queries on many keys."""
+    """Also of the plans of few queries and of short heads."""
     found = set()
-    for heads_kv, keys in ((1, 64), (2, 4096 if which[1] == "backward" else 64)):
+    for heads_kv, keys in ((1, 64), (2, 64), *[(2, 4096)] * (which[1] == "backward")):
         sizes = 1, 2, heads_kv, 64, keys, 64, 64
         wanted = AttentionProblem(which[1], *sizes, "float16", "float16", "full", 1.0, 0)
         wanted = replace(wanted, alignment="tensor_map")

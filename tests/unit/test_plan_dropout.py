@@ -20,6 +20,9 @@ from .fake_device import ADDRESS, FakeDevice, fake_device
 
 __all__ = ["fake_device"]
 
+#: Tiles are those that take all lengths.
+pytestmark = pytest.mark.usefixtures("any_lengths")
+
 _Q, _KV = (2, 24, 4, 64), (2, 32, 2, 64)
 _WIDTHS = [(64, 64), (96, 96), (128, 128), (192, 128), (192, 192), (256, 256)]
 
@@ -90,7 +93,6 @@ def test_a_place_in_a_larger_call_is_no_part_of_a_seed_of_its_own() -> None:
         _problem(words=6)
 
 
-@pytest.mark.usefixtures("any_lengths")
 @pytest.mark.parametrize("operation", ["forward", "backward"])
 @pytest.mark.parametrize("algorithm", ["fa1", "fa2", "fa3"])
 def test_kernels_depend_on_nothing_but_that_weights_are_dropped(

@@ -23,6 +23,9 @@ from .test_plan_fa3_backward import main_of, of_gradients
 
 __all__ = ["fake_device"]
 
+#: Tiles are those that take all lengths.
+pytestmark = pytest.mark.usefixtures("any_lengths")
+
 
 def _grouped(batch: int, heads_q: int, heads_kv: int, **more: Any) -> AttentionProblem:
     return of_gradients(**{"batch": batch, "heads_q": heads_q, "heads_kv": heads_kv, **more})

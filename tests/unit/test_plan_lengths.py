@@ -13,6 +13,7 @@ from cuflash.features.table import with_features
 from cuflash.planning.problem import AttentionProblem
 from cuflash.planning.tiles.fa3 import Fa3BackwardTile
 from cuflash.planning.tiles.fa3_few import Fa3FewTile
+from cuflash.planning.tiles.fa3_short import Fa3ShortTile
 
 from .test_plan_fa3 import HOPPER, planned
 from .test_plan_fa3_backward import of_gradients
@@ -23,32 +24,46 @@ def _problem(width: int, queries: int, keys: int, **changes: Any) -> AttentionPr
     return replace(plain, **{"batch": 16, "heads_q": 8, "heads_kv": 8, **changes})
 
 
-def _keeps_queries(problem: AttentionProblem) -> bool:
-    return isinstance(planned(problem).tile, Fa3FewTile)
+def _kept(problem: AttentionProblem) -> str:
+    """Whether the plan keeps keys, few queries or those of short heads."""
+    kinds = {Fa3BackwardTile: "keys", Fa3FewTile: "few", Fa3ShortTile: "short"}
+    return kinds[type(planned(problem).tile)]
+
+
+_SMS = 132
+#: The most heads that a multiprocessor takes, and the fewest over all that leave few of them idle.
+_FULL = {1: 116, 2: 231, 3: 347}
 
 
 @given(
-    queries=st.integers(1, 300),
-    keys=st.integers(1, 5000),
-    heads=st.integers(1, 300),
-    width=st.sampled_from((40, 64, 72, 128, 136)),
+    queries=st.one_of(st.sampled_from((64, 65, 128, 129, 256, 257)), st.integers(1, 300)),
+    keys=st.one_of(st.sampled_from((128, 129)), st.integers(1, 5000)),
+    heads=st.one_of(st.integers(110, 140), st.integers(1, 396)),
+    width=st.sampled_from((32, 40, 64, 72, 128, 136)),
     deterministic=st.booleans(),
 )
-def test_few_queries_on_more_than_a_tile_of_keys_are_kept(
+def test_few_queries_are_kept_where_that_was_faster(
     queries: int, keys: int, heads: int, width: int, deterministic: bool
 ) -> None:
-    """Heads of more than 64 also need more tiles of keys than there are multiprocessors."""
     sizes = {"batch": 1, "heads_q": heads, "heads_kv": heads}
     problem = _problem(width, queries, keys, **sizes, deterministic=deterministic)
-    enough = width <= 64 or heads * -(-keys // 128) > HOPPER.num_sms
-    fits = queries <= 128 and width <= 128
-    assert _keeps_queries(problem) == (fits and keys > 128 and enough and not deterministic)
+    one_tile = keys <= 128
+    few = queries <= 128 and width <= 128 and not one_tile and not deterministic
+    few = few and (width <= 64 or heads * -(-keys // 128) > _SMS)
+    short = queries <= 256 and width <= 64
+    full = heads >= _FULL[-(-heads // _SMS)]
+    between = 64 < queries <= 128 and not deterministic
+    short = short and (one_tile or (full and not between))
+    assert _kept(problem) == ("short" if short else "few" if few else "keys")
+    assert HOPPER.num_sms == _SMS
 
 
-def test_queries_of_shared_keys_and_of_features_are_not_kept() -> None:
-    assert _keeps_queries(_problem(64, 77, 4096))
-    assert not _keeps_queries(_problem(64, 77, 4096, heads_kv=4))
-    assert not _keeps_queries(with_features(_problem(64, 77, 4096), {"softcap": 30.0}, {}))
+@pytest.mark.parametrize(("queries", "kept"), [(77, "few"), (200, "short")])
+def test_queries_of_shared_keys_and_of_features_are_not_kept(queries: int, kept: str) -> None:
+    plain = _problem(64, queries, 4096)
+    assert _kept(plain) == kept
+    assert _kept(replace(plain, heads_kv=4)) == "keys"
+    assert _kept(with_features(plain, {"softcap": 30.0}, {})) == "keys"
 
 
 def _converts_inside(problem: AttentionProblem) -> bool:
@@ -76,11 +91,11 @@ def _converts_inside(problem: AttentionProblem) -> bool:
 def test_sums_of_about_as_many_queries_as_keys_are_converted_inside(
     queries: int, keys: int, inside: bool
 ) -> None:
-    """In heads of 33 to 64."""
+    """In heads of 33 to 64. Heads that share keys leave the other tiles out."""
     for width in (40, 64):
-        assert _converts_inside(_problem(width, queries, keys)) == inside
-    assert not _converts_inside(_problem(32, queries, keys))
-    assert _converts_inside(_problem(72, queries, keys))
+        assert _converts_inside(_problem(width, queries, keys, heads_kv=2)) == inside
+    assert not _converts_inside(_problem(32, queries, keys, heads_kv=2))
+    assert _converts_inside(_problem(72, queries, keys, heads_kv=2))
 
 
 def test_sums_in_order_and_those_of_features_are_converted_afterwards() -> None:

@@ -18,6 +18,9 @@ from cuflash.planning.tiles.fa3 import Fa3ForwardTile
 from ..architectures import LIMITS
 from .bias_case import BATCH, FORMS, HEADS, KEYS, ROWS, kernel_of, kernels_of, shape_of
 
+#: Tiles are those that take all lengths.
+pytestmark = pytest.mark.usefixtures("any_lengths")
+
 _WIDTHS = [(64, 64), (96, 96), (128, 128), (192, 128), (192, 192), (256, 256)]
 #: A batch with which the tiles of the table give every multiprocessor work.
 _FILLING = {"batch": 100}
@@ -116,7 +119,6 @@ def test_older_generations_read_it_where_it_lies(
         assert chosen.workspace == plain.workspace
 
 
-@pytest.mark.usefixtures("any_lengths")
 @pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize("operation", ["forward", "backward"])
 @pytest.mark.parametrize("form", FORMS, ids=str)

@@ -14,7 +14,7 @@ from cuflash.planning.problem import AttentionProblem
 from cuflash.planning.tiles import fa3
 from cuflash.planning.tiles.fa3_short import Fa3ShortTile, short_tiles, why_not_short
 
-from ..kit.short import short_alone
+from ..kit.few import short_alone
 from .test_plan_fa3 import HOPPER, planned
 from .test_plan_fa3_backward import of_gradients
 
@@ -84,11 +84,12 @@ def test_wide_heads_and_features_have_none() -> None:
     assert not [*short_tiles(capped)]
 
 
-def test_the_tile_comes_last_and_can_be_asked_for() -> None:
-    *others, last = fa3.candidates(_problem(), HOPPER, every=True)
-    assert isinstance(last, Fa3ShortTile)
-    assert not any(isinstance(tile, Fa3ShortTile) for tile in others)
-    blocks = last.block_q, last.block_kv
-    assert blocks not in {(tile.block_q, tile.block_kv) for tile in others}
-    assert planned(_problem(), blocks=blocks).tile == last
-    assert planned(_problem()).tile != last
+def test_the_tile_can_be_asked_for() -> None:
+    for batch in (1, 64):
+        problem = _problem(batch=batch)
+        tiles = [*fa3.candidates(problem, HOPPER, every=True)]
+        (place,) = (i for i, tile in enumerate(tiles) if isinstance(tile, Fa3ShortTile))
+        assert place == (0 if batch == 64 else len(tiles) - 1)
+        blocks = [(tile.block_q, tile.block_kv) for tile in tiles]
+        assert blocks.count(blocks[place]) == 1
+        assert planned(problem, blocks=blocks[place]).tile == tiles[place]

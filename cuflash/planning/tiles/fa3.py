@@ -10,10 +10,9 @@ from ...features.use import Operand
 from ..device import DeviceLimits
 from ..problem import DTYPES, AttentionProblem
 from ..step_time import StepTime
-from . import fa3_few, fa3_registers
+from . import fa3_lengths, fa3_registers
 from .common import Arithmetic, Footprint, bucket, byte_panels, ceil_div
-from .fa3_few import Fa3FewTile, few_tiles
-from .fa3_short import Fa3ShortTile, short_tiles
+from .fa3_lengths import LengthsTile
 from .fa3_tables import (
     BACKWARD,
     BUCKETS,
@@ -172,7 +171,7 @@ class Fa3BackwardTile:
         }
 
 
-Fa3Tile = Fa3ForwardTile | Fa3BackwardTile | Fa3FewTile | Fa3ShortTile
+Fa3Tile = Fa3ForwardTile | Fa3BackwardTile | LengthsTile
 
 
 def tile_of_row(problem: AttentionProblem, row: ForwardRow) -> Fa3ForwardTile:
@@ -247,13 +246,12 @@ def _staged(problem: AttentionProblem) -> Operand | None:
 
 def _backward(
     problem: AttentionProblem, limits: DeviceLimits, every: bool
-) -> Iterator[Fa3BackwardTile | Fa3FewTile | Fa3ShortTile]:
-    few = [*few_tiles(problem)]
-    first = [tile for tile in few if fa3_few.is_fastest(tile, problem, limits)]
+) -> Iterator[Fa3BackwardTile | LengthsTile]:
+    few = [*fa3_lengths.tiles_of_lengths(problem)]
+    first = [tile for tile in few if fa3_lengths.is_fastest(tile, problem, limits)]
     yield from first
     yield from _over_queries(problem, every)
     yield from (tile for tile in few if tile not in first)
-    yield from short_tiles(problem)
 
 
 def _over_queries(problem: AttentionProblem, every: bool) -> Iterator[Fa3BackwardTile]:

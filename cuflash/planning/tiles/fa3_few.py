@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from ..device import DeviceLimits
 from ..problem import AttentionProblem
 from . import fa3_registers
 from .common import Footprint, ceil_div
@@ -13,7 +12,7 @@ from .fa3_tables import BACKWARD_OF_FEW
 from .operand_tiles import NO_OPERAND
 from .panels import PANEL, panels
 
-__all__ = ["Fa3FewTile", "few_tiles", "is_fastest", "why_not_few"]
+__all__ = ["Fa3FewTile", "few_tiles", "why_not_few"]
 
 
 @dataclass(frozen=True)
@@ -77,14 +76,6 @@ def few_tiles(problem: AttentionProblem) -> Iterator[Fa3FewTile]:
             stages = row.k_stages, row.v_stages
             yield Fa3FewTile(*blocks, *stages, row.widest, row.widest_v, row.many)
             return
-
-
-def is_fastest(tile: Fa3FewTile, problem: AttentionProblem, limits: DeviceLimits) -> bool:
-    """Return whether the tile is faster than those that keep keys, as far as it was timed."""
-    tiles = problem.tiles(problem.seqlen_kv, tile.block_kv)
-    if problem.deterministic or tiles < 2:
-        return False
-    return problem.batch * problem.heads_q * tiles > limits.num_sms or not tile.many
 
 
 def why_not_few(problem: AttentionProblem) -> str | None:
