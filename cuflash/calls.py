@@ -45,8 +45,8 @@ _ready: BoundedCache[Hashable, PreparedCall] = BoundedCache(_KEPT)
 def see(operation: str, keywords: Mapping[str, Any], arrays: Arrays) -> Seen | None:
     """The signature of a call and the addresses of its arrays; None if one is not plainly CuPy's.
 
-    The keywords are as the caller gave them. Their types are part of the signature: a dictionary
-    takes True for 1, and a call may accept only one of the two.
+    The keywords are as the caller gave them. Their types are part of the signature: True and 1 are
+    the same key of a dictionary, and a call may accept only one of the two.
 
     Parameters
     ----------
@@ -179,11 +179,11 @@ class PreparedCall:
     def run(
         self, arrays: Arrays, addresses: list[int], tell: Callable[[Plan], None]
     ) -> dict[str, Any] | None:
-        """Launch and return the results by name; None, without a launch, to take the long way.
+        """Launch and return the results by name; None, without a launch, if this is not possible.
 
-        The long way is needed where a CUDA graph must keep the call's own allocations, and for
-        addresses that are not known to be free of overlap. ``tell`` receives the plan before the
-        launch.
+        The call then takes the long way. This is needed where a CUDA graph must keep the call's own
+        allocations, and for addresses that are not known to be free of overlap. ``tell`` receives
+        the plan before the launch.
 
         Raises
         ------

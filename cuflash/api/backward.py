@@ -117,8 +117,8 @@ def attention_backward(
     the capped score, and dS is multiplied by ``1 - (S / softcap)^2``, with a
     ``score_mod`` by its derivative. With ALiBi
     ``dalibi_slopes = -sum(dS * abs(i + q_offset - j))`` over all visible pairs of
-    a head, of dS before that factor; slopes of shape (heads_q,) sum it over the
-    batch too. ``dbias`` is dS before that factor. With sinks, ``lse`` includes
+    a head, with dS before that factor; for slopes of shape (heads_q,) the sum is
+    over the batch too. ``dbias`` is dS before that factor. With sinks, ``lse`` includes
     them, and ``dsinks = -rowsum(exp(sinks - lse) * delta)`` over all rows of a
     head. With dropout ``M`` is 1 / (1 - dropout_p) where a weight is kept, else 0,
     with the rounded dropout_p:

@@ -56,7 +56,7 @@ def plan_attention(
         Descriptions by argument name: of ``q`` and the caches, of the arrays
         that locate entries, and of features and destinations.
     sizes, options
-        As they were checked.
+        The checked sizes and keywords.
     scales
         For float8 caches the scales that are numbers, not arrays; None for other caches.
 

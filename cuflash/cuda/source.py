@@ -128,7 +128,7 @@ class _File:
     def differs(self, other: _File) -> bool:
         """Whether it was edited in between.
 
-        An edit back to the same text counts: a compiler may have read another text.
+        An edit that restores the text counts too: a compiler may have read the text in between.
         """
         return (self.time, self.data) != (other.time, other.data)
 
@@ -143,7 +143,7 @@ def _digest(files: tuple[tuple[str, _File], ...]) -> str:
 
 @functools.lru_cache(maxsize=512)
 def _read(path: str, name: str, time: int, mark: tuple[int, ...]) -> _File:
-    del mark  # two texts of the same time differ in it
+    del mark  # a part of the cache's key: it tells apart texts of the same time
     with open(path, "rb") as file:
         data = file.read()
     folder = posixpath.dirname(name)

@@ -27,8 +27,9 @@ def chosen_tile(
 ) -> _Choice:
     """Return a tile, the reason for it, and the keys of a chunk.
 
-    The tile has the requested blocks. Otherwise it is, with the chunk, the predicted fastest for a
-    forward pass with few tiles, or the first candidate for these widths and lengths.
+    The tile has the requested blocks, if there are any. Otherwise a forward pass with few tiles has
+    the tile and the chunk that are predicted to be the fastest, and any other pass has the first
+    candidate for these widths and lengths.
     """
     if blocks is not None:
         return _asked_tile(problem, limits, blocks, kv_chunk), "blocks as asked", kv_chunk or 0
