@@ -7,8 +7,9 @@
 // in a fixed order: the pass is deterministic.
 //
 // A dead row (it sees no key) adds to no gradient and has gradient zero, whatever it or the keys
-// hold. Such rows are rare. A step learns at its first barrier that it has one, and clears the
-// row's Q, dO, P, dS and dQ: a zero P alone would not suffice where a value is not finite.
+// hold. Such rows are rare. The first barrier of a step tells its warps whether it has one. They
+// then clear the row's Q, dO, P, dS and dQ: a zero P alone would not suffice where a value is not
+// finite.
 //
 // Barriers of a step, and what holds after each:
 //   A  Q_i and dO_i have arrived; no warp still reads P and dS of the step before; every warp knows

@@ -24,7 +24,7 @@ struct QLoads {
   int q_tile;
   int head;
   int stage = 0;
-  int left;  // steps, this one among them
+  int left;  // remaining steps, including this one
 
   __device__ QLoads(const BackwardContext<Config>& c, const QSteps<Config>& steps)
       : q(first_row(c, steps, c.params.q), c.params.q.row_stride, c.params.shape.head_dim),

@@ -50,7 +50,7 @@ struct BlocksOfHead {
         column_stride(block.block_mask_column_stride),
         last_row(block.q_blocks - 1),
         last_column(block.kv_blocks - 1) {}
-  // The lengths hide blocks beyond them; here the last block takes their place.
+  // The last block stands for blocks beyond the lengths, which the lengths hide.
   __device__ bool shows(int row, int column) const {
     return data[min(row, last_row) * row_stride + min(column, last_column) * column_stride] != 0;
   }

@@ -88,7 +88,7 @@ struct PairReader {
   int panel_bytes;
   unsigned first;  // of the lane, in bytes
   bool transposed;
-  unsigned matrices;  // shared address of the matrix row that this lane names
+  unsigned matrices;  // shared address of the matrix row that this lane gives
   mutable unsigned words[4];
 
   __device__ PairReader(const StagedLane& lane)
@@ -106,7 +106,7 @@ struct PairReader {
     if (transposed) data += lane.column / panel_columns * panel_bytes;
   }
   __device__ float at(int di, int dj) const {
-    if (transposed) {  // the row's lowest bit belongs to di, the column's bit of 8 to dj
+    if (transposed) {  // in `first` the row's lowest bit and the column's bit of value 8 are 0
       const unsigned place = (first ^ di % 2 * 16 ^ dj * sizeof(T)) + di * 128;
       return to_compute(*reinterpret_cast<const T*>(data + place));
     }

@@ -35,7 +35,7 @@ struct Fp64Products : ProductsByParts<Fp64Products<mma_depth>> {
   }
 
   // accumulators[i][j] += sum over keys of weights[i][key] * b(j, key). An accumulator is a left
-  // operand as it stands (see depth_pairs.cuh).
+  // operand without any change (see depth_pairs.cuh).
   template <class Accumulators, class Weights, class B, class Scratch>
   __device__ static void multiply_weights(Accumulators& accumulators, const Weights& weights,
                                           const B& b, const Scratch&, int, int) {

@@ -52,7 +52,7 @@ struct Logits {
   }
 };
 
-// float32 and float64: natural units and plain operations, each rounded by itself.
+// float32 and float64: natural units and plain operations, each rounded separately.
 template <class Config>
 struct Logits<Config, true> {
   using Compute = typename Config::Compute;

@@ -1,6 +1,6 @@
 // The part of a matrix that one warp holds in its registers, in the layout of the matrix
-// instructions' accumulators. Of every fragment of `fragment_rows` x 8, lane l holds columns 2 * (l
-// % 4) and 2 * (l % 4) + 1 of row l / 4 and, where there are 16 rows, of row l / 4 + 8. The scalar
+// instructions' accumulators. In every fragment of `fragment_rows` x 8, lane l holds columns 2 * (l
+// % 4) and 2 * (l % 4) + 1 of row l / 4 and, if there are 16 rows, of row l / 4 + 8. The scalar
 // products use the same layout, so softmax, masks and stores exist once.
 #pragma once
 

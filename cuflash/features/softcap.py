@@ -57,7 +57,7 @@ def _cap_with_slope(scores: Any, _: ScorePlace, given: Given) -> Any:
     e = np.exp(-2 * np.abs(scores))
     np.tanh(scores, out=scores)
     scores *= given["cap"]
-    return 4 * e / (1 + e) ** 2  # equals 1 - tanh^2, without its cancellation
+    return 4 * e / (1 + e) ** 2  # 1 - tanh^2, which would cancel
 
 
 def _use(request: Request) -> Use | None:
