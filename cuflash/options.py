@@ -1,4 +1,4 @@
-"""The keywords of a call, each checked by itself."""
+"""The keywords of a call, each checked separately."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Options:
 
 
 def check_options(**given: Any) -> Options:
-    """Check every keyword by itself; absent keywords keep their defaults.
+    """Check every keyword separately; absent keywords keep their defaults.
 
     Raises
     ------

@@ -210,7 +210,7 @@ def _float8_numbers() -> _Array:
 
 
 def _stored(rows: _Array, scales: _Array | None) -> _Array:
-    """Rows of heads as they are, or the byte nearest to each number divided by its scale.
+    """Rows of heads unchanged, or the byte nearest to each number divided by its scale.
 
     A tie goes to the byte whose last bit is 0; a number beyond the largest becomes the largest.
     """

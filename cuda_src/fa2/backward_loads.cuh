@@ -92,7 +92,7 @@ struct QLoads {
   }
 };
 
-// Loads all of a step and goes on; loads nothing if there is no such step.
+// Loads all tiles of a step and advances to the next; loads nothing if there is no such step.
 template <class Config>
 __device__ inline void load_step(const BackwardContext<Config>& c, const QSteps<Config>& steps,
                                  QLoads<Config>& loads) {

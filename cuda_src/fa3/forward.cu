@@ -61,8 +61,8 @@ __device__ inline void forward(const typename Config::Params& params) {
           65536 / kWarpgroup / Config::blocks_per_sm,
       "the warpgroups take more registers than the block has");
   const ForwardContext<Config> context{params, shared};
-  // Every lane has the same role; the shuffle tells the compiler, which then keeps descriptors in
-  // uniform registers.
+  // Every lane has the same role. The shuffle makes it a uniform value for the compiler, which then
+  // keeps descriptors in uniform registers.
   const int role = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / kWarpgroup, 0);
   if (threadIdx.x == 0) {
     ptx::tensor_map_prefetch(&params.q_map);

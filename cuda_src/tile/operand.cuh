@@ -4,7 +4,7 @@
 
 namespace cuflash {
 
-// An offset that the compiler knows to be zero.
+// An offset that is zero at compile time.
 struct Zero {
   __device__ constexpr operator int() const { return 0; }
 };

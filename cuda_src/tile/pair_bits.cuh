@@ -18,7 +18,7 @@ struct ShownPairs {
   PairBits bits{{0, 0}};
   bool every = false;  // no pair is hidden
 
-  // The bit of element (line + di, first column + dj); the compiler knows di and dj.
+  // The bit of element (line + di, first column + dj); di and dj are compile-time constants.
   __device__ bool at(int di, int dj) const {
     return (bits.line[di / 8] >> (dj / 8 * 2 + dj % 2) & 1) != 0;
   }

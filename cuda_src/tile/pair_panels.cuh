@@ -73,7 +73,8 @@ __device__ inline void load_operand_tile(OperandStorage<Config>& storage,
              place.policy);
 }
 
-// A lane's view of panels: reads elements (row + di, column + dj). The compiler knows di and dj.
+// A lane's view of panels: reads elements (row + di, column + dj); di and dj are compile-time
+// constants.
 // - Rows of the panels are queries: di is a multiple of 8, dj a multiple of 8 or one more. A lane
 // reads two neighbouring 32-bit elements at once. A warp reads sixteen rows and columns of 16-bit
 // elements at once, when its lanes read the first of them, so all lanes read in the order of a

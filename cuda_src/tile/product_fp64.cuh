@@ -60,7 +60,7 @@ struct Fp64Products : ProductsByParts<Fp64Products<mma_depth>> {
     double rows[groups][2];
   };
 
-  // Where the left operand has the depth along its rows, a lane loads each number by itself. Two
+  // Where the left operand has the depth along its rows, a lane loads one number at a time. Two
   // numbers that lie side by side belong to one row and two depths, but the instruction wants two
   // rows of one depth in neighbouring registers, so a wider load would need moves.
   //

@@ -12,7 +12,7 @@
 //         Graded<Compute> operator()(Compute score, int di, int dj) const;  // its value and slope
 //       };
 //     The lane has a first query and a first key; an element belongs to query lane.i + di and key
-//     lane.j + dj, and the compiler knows the steps di and dj. A score in natural units is the
+//     lane.j + dj; di and dj are compile-time constants. A score in natural units is the
 //     number in the register times the unit: first the scale, then what the function returns.
 //     An added term may say where scores rise:
 //         static constexpr bool may_rise = true;

@@ -77,9 +77,9 @@ __device__ inline void release_item(TileQueueStorage<Config>& storage, PipelineS
   place.advance();
 }
 
-// Every reading warp calls it. All lanes get the same tile; where loops depend on it, the shuffle
-// tells the compiler. An item with a sequence stays in its slot until it is released: the end of a
-// tile reads it again, so it takes no register meanwhile.
+// Every reading warp calls it. All lanes get the same tile. Where loops depend on it, the shuffle
+// makes it a uniform value for the compiler. An item with a sequence stays in its slot until the
+// slot is released: the end of a tile reads the item again, so it takes no register meanwhile.
 template <class Config>
 __device__ inline QueuedItem<Config> next_item(TileQueueStorage<Config>& storage,
                                                PipelineState<2>& place) {

@@ -21,8 +21,8 @@ struct LanePosition {
 };
 
 // For a lane at `position`, value[m][n][group][which] is the element at row position.row + row(m,
-// group) and column position.column + column(n, which) of the tile. The compiler knows row(m,
-// group) and column(n, which).
+// group) and column position.column + column(n, which) of the tile. Both row(m, group) and
+// column(n, which) are compile-time constants.
 template <class Compute_, int fragment_rows_, int rows_, int columns_>
 struct WarpTile {
   using Compute = Compute_;

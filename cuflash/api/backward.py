@@ -66,7 +66,7 @@ def attention_backward(
     dout : array, like out
         Gradient of the output; of q's dtype or of out's. On CUDA a float32
         ``dout`` of 16-bit inputs is rounded to q's dtype before the products;
-        the tiled NumPy code takes it as it is.
+        the tiled NumPy code does not round it.
     q, k, v : array
         As given to :func:`attention`, with the same keywords.
     out, lse : array

@@ -32,7 +32,7 @@ __all__ = [
 
 #: Arguments of attention, and their names in a call with caches.
 OWN_NAMES = {"k": "k_cache", "v": "v_cache", "seqused_kv": "cache_seqlens", OFFSETS: ARGUMENT}
-#: Arrays that attention takes as they are, in the order in which it takes them.
+#: Arrays that are passed to attention unchanged, in the order of its arguments.
 FEATURES, TARGETS = ("alibi_slopes", "sinks"), ("out", "lse_out")
 
 

@@ -143,7 +143,7 @@ def _digest(files: tuple[tuple[str, _File], ...]) -> str:
 
 @functools.lru_cache(maxsize=512)
 def _read(path: str, name: str, time: int, mark: tuple[int, ...]) -> _File:
-    del mark  # a part of the cache's key: it tells apart texts of the same time
+    del mark  # a part of the cache's key: it distinguishes texts of the same time
     with open(path, "rb") as file:
         data = file.read()
     folder = posixpath.dirname(name)

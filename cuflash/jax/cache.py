@@ -84,7 +84,7 @@ def attention_with_kvcache(
         other arrays are then float16 or bfloat16. A number is compiled in; an array may
         be traced, and its numbers are not checked.
     causal, window_size, softcap, scale, kv_chunk, algorithm, blocks
-        Likewise, compiled in. As there, the last query sees the last key.
+        Likewise, compiled in. The last query sees the last key.
     alibi_slopes, sinks : array, optional
         Likewise.
     return_lse : bool
