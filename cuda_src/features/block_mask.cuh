@@ -56,8 +56,8 @@ struct BlocksOfHead {
   }
 };
 
-// The most blocks of `block` rows that a tile of `rows` rows overlaps. The tile begins at a multiple
-// of `rows`.
+// The most blocks of `block` rows that a tile of `rows` rows overlaps. The tile begins at a
+// multiple of `rows`.
 __device__ constexpr int blocks_met(int rows, int block) {
   if (block % rows == 0) return 1;
   return rows % block == 0 ? rows / block : (block + rows - 2) / block + 1;
