@@ -134,7 +134,7 @@ def attention(
         P_ij  = exp(Z_ij - lse_i)
         out_i = sum_j P_ij M_ij v_j
 
-    M_ij is 1 without dropout. With dropout it is 0 where the weight is dropped, even a NaN, and
+    M_ij is 1 without dropout. With dropout it is 0 where a weight, even NaN, is dropped, and
     otherwise 1 / (1 - p), with p the dropout_p rounded to a share of all draws. A row
     that sees no key is dead; so is one without a sink that sees only scores of minus infinity. Its
     out is 0 and its lse is the sink, or minus infinity without one. A NaN or plus infinity among

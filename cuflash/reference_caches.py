@@ -117,7 +117,7 @@ def attention_with_kvcache(
     sinks: _Array | None = None,
     scale: float | None = None,
 ) -> tuple[_Array, _Array, _Array, _Array, _Array]:
-    """Attention to the caches after the append, in float64.
+    """Attention over the caches after the append, in float64.
 
     Parameters
     ----------

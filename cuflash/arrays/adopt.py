@@ -62,7 +62,7 @@ class Adopted:
     def spec(self) -> TensorSpec:
         """Its description."""
         array = self.native
-        itemsize = array.dtype.itemsize or 1  # of "V0", which is refused with its name
+        itemsize = array.dtype.itemsize or 1  # "V0" has size 0; checks refuse it later
         whole = all(stride % itemsize == 0 for stride in array.strides)
         return TensorSpec(
             shape=tuple(array.shape),

@@ -93,9 +93,9 @@ def overlaps_itself(array: Any) -> bool:
     extent = _extent(array)
     axes = sorted(extent.axes)
     for position, (step, most) in enumerate(axes):
-        # Two elements differ along this axis, and along no longer one. They are 1 to ``most`` steps
-        # apart along it, and -``most`` to ``most`` steps along each shorter axis. The latter are
-        # counted from -``most``, so that no count is negative.
+        # Of the axes along which two elements differ, let this one have the longest step. They are
+        # 1 to ``most`` steps apart along it, and -``most`` to ``most`` steps along each axis before
+        # it. The latter are counted from -``most``, so that no count is negative.
         shorter = [(s, 2 * n) for s, n in axes[:position]]
         start = sum(s * n for s, n in axes[:position]) - step
         near = extent.itemsize - 1

@@ -69,7 +69,7 @@ def source_digest(root: Path, generation: str, kernel: str) -> str:
 class Sources:
     """The CUDA sources as they are now: each file is read at most once.
 
-    Names are strings, because the first call of a process waits for this, and paths are slow.
+    Names are strings, because ``Path`` is slow and the first call of a process waits for the files.
     """
 
     def __init__(self, root: Path) -> None:
@@ -184,7 +184,7 @@ def translation_unit(
     )
 
 
-#: Types of ``Config`` that only one feature may replace, as in a plain kernel.
+#: Types of ``Config`` that only one feature may replace, with their definitions in a plain kernel.
 _SINGLE = {
     "Lengths": "FixedLengths",
     "Weights": "AllWeights",

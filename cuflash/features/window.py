@@ -73,7 +73,7 @@ _DEVICE = DevicePart(
 def _use(request: Request) -> Use | None:
     problem = request.problem
     if not problem.has_first:
-        return None  # every kernel takes the last key without a feature
+        return None  # the bound on the last key is a parameter of every kernel
     return Use("window", _DEVICE, numbers=(("first", problem.q_first),))
 
 

@@ -124,8 +124,8 @@ def attention(
     implementation : {None, "cuflash"}
         Both mean cuflash. JAX's "xla" and "cudnn" are refused.
     return_residual : bool
-        Also return the log-sum-exp as JAX does, a constant of :func:`jax.grad`;
-        refused beside ``return_lse``.
+        Also return the log-sum-exp as JAX does; :func:`jax.grad` treats it as a
+        constant. Refused beside ``return_lse``.
     softcap : float, optional
         Scores become ``softcap * tanh(score / softcap)`` before the masks,
         compiled in. None and 0: no cap.
@@ -285,7 +285,7 @@ def _compute(given: dict[str, Any], call: Call, dtype: str | None) -> tuple[Any,
     if one:
         without = [name for name in arrays if has_batch(name) and name not in whole]
         arrays |= {name: arrays[name][None] for name in without}
-    else:  # before the primitive, so that JAX sums gradients of shared arrays over the batch
+    else:  # repeated outside the primitive, so that JAX sums their gradients over the batch
         shared = {name: a for name, a in arrays.items() if may_share_batch(name) and a.ndim == 1}
         arrays |= {name: repeated(a, q.shape[0], q) for name, a in shared.items()}
     arrays |= lengths

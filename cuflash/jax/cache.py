@@ -123,7 +123,7 @@ def attention_with_kvcache(
 
     Arrays that are divided over several devices are gathered first; on a mesh of
     explicit axes they are refused. Inside :func:`jax.shard_map` each device attends
-    to its own heads, or its own entries. If heads are divided there, JAX cannot know
+    to its own heads, or its own entries. If heads are divided there, JAX cannot infer
     that ``overflow`` is the same on all devices: use :func:`jax.lax.pmax` of it.
 
     Examples

@@ -175,7 +175,7 @@ class Call(Pass):
 
 
 def _batch_of(name: str, batch: tuple[int, ...], given: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return mapped axes and batch of a result; a gradient of a broadcast array has its array's."""
+    """Return mapped axes and batch of a result: those of the array for a broadcast gradient."""
     if not broadcasts(name):
         return batch
     *mapped, _ = batch

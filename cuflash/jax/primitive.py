@@ -28,7 +28,7 @@ from .partition import compute_divided
 from .types import filled, joined, repeated, result_types, with_heads, without_heads
 
 try:
-    # custom_partitioning has to know the devices, and adds its primitive to this set.
+    # custom_partitioning needs the devices, and adds its primitive to this set.
     from jax._src.dispatch import prim_requires_devices_during_lowering
 except ImportError:  # another version of JAX has it elsewhere: divided arrays are then gathered
     prim_requires_devices_during_lowering = set()

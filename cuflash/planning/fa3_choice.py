@@ -71,8 +71,9 @@ def steadiest(
 ) -> tuple[fa3.Fa3Tile, int] | None:
     """Return the tile and the chunk of a forward pass that are nearly the fastest in all batches.
 
-    In every batch, their predicted time is divided by the shortest of that batch;
-    they have the smallest maximum of this ratio. None if a pass has many tiles.
+    For every batch size the predicted time of a choice is divided by the shortest time.
+    The returned choice has the smallest maximum of these ratios. None if a pass has many
+    tiles.
     """
     worst: dict[tuple[fa3.Fa3Tile, int], float] = {}
     for batch in batches:

@@ -29,7 +29,7 @@ _DEVICE = 8 * len(Device)
 
 @compiled
 def _answer(frame: int, extension: int) -> int:
-    """Tell XLA the handler's version of its interface, and that command buffers are allowed."""
+    """Write the interface version of the handler, and that command buffers are allowed."""
     if load32(extension + xla.EXTENSION_TYPE) != xla.EXTENSION_METADATA:
         return 0
     metadata = load(extension + xla.METADATA_OF_EXTENSION)
