@@ -63,7 +63,7 @@ __device__ inline void begin_rows(const ForwardContext<Config>& c, ForwardState<
   state.settled = false;
   state.reference.for_each([&](typename Config::Compute& reference, int m, int group) {
     begin_row(reference, state.sum.value[m][group]);
-    // Only one of the lanes that share the row holds it.
+    // Only one of the lanes that share a row holds the sum of begin_row().
     if (lane.column != 0 || c.part() != 0) state.sum.value[m][group] = 0;
   });
 }

@@ -246,9 +246,9 @@ struct ForwardMath {
     state.output.for_each([&](float& x, int m, int, int group, int) { x *= keep.value[m][group]; });
   }
 
-  // change(scores) -> state.weights, whose product has retired, and their sums. Maxima are computed
-  // only while some row has no reference, or if a sum shows that weights are too large. The loop
-  // runs once, rarely twice; it keeps the code short.
+  // Writes the weights of change(scores) to state.weights, whose product has retired, and adds
+  // their sums. Maxima are computed only while some row has no reference, or if a sum shows that
+  // weights are too large. The loop runs once, rarely twice; it keeps the code short.
   template <class Change>
   __device__ __forceinline__ void exponentiate(State& state, const Scores& scores,
                                                const Change& change) const {

@@ -61,7 +61,7 @@ struct Fp64Products : ProductsByParts<Fp64Products<mma_depth>> {
   };
 
   // Where the left operand has the depth along its rows, a lane loads one number at a time. Two
-  // numbers that lie side by side belong to one row and two depths, but the instruction wants two
+  // numbers that lie side by side belong to one row and two depths, but the instruction takes two
   // rows of one depth in neighbouring registers, so a wider load would need moves.
   //
   // In step s = 0 or 1 lane l then gives depth (3 * (l % 2) + 12 * (l / 2 % 2)) ^ (4 * s + i) as
