@@ -20,8 +20,8 @@ Prepared = tuple[Callable[[], Sequence[Any]], Any]  # the call, and its plan
 def call_of(case: Case, tile: Any, inputs: Inputs) -> Prepared:
     """A prepared call of a case with this tile; with None it has the plan's tile.
 
-    Only this function knows how to force a tile: it plans this pass with the tile, outside the
-    cache of plans.
+    This is the only function that forces a tile: it plans the pass with the tile, outside the cache
+    of plans.
     """
     import cuflash
     from cuflash import pipeline

@@ -106,7 +106,7 @@ def _in_pages(k: Any, v: Any, size: int) -> Paged:
     held = xp.asarray(np.argsort(table))  # the number of the run of keys in each page
 
     def copied(x: Any) -> Any:
-        bits = x.view(f"uint{8 * x.dtype.itemsize}")  # no library has to know the type
+        bits = x.view(f"uint{8 * x.dtype.itemsize}")  # a library may lack the type
         return bits.reshape(-1, size, *x.shape[2:])[held].view(x.dtype)
 
     return Paged(copied(k), copied(v), xp.asarray(table.reshape(batch, -1).astype(np.int32)))

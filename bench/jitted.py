@@ -35,7 +35,7 @@ _QUEUED, _MOST, _FEWEST = 0.03, 300, 4
 
 @dataclass(frozen=True)
 class Program:
-    """Calls in sequence, each with the last one's output as q, or the gradients of all of it."""
+    """Calls in sequence, each with the output of the one before as q, or their gradients."""
 
     case: Case
     calls: int = 1

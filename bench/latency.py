@@ -210,7 +210,7 @@ def of_peer(peer: Peer) -> list[Contestant]:
         raise SystemExit(f"--peers: {peer.name!r} is not timed here, but {', '.join(PEERS_TIMED)}")
     sets = [tuple(map(torch_peers.to_torch, arrays)) for arrays in _sets()]
     function, around = torch_peers.direct(peer.name)
-    if peer.name != "fa4":  # PyTorch wants the heads before the rows
+    if peer.name != "fa4":  # PyTorch takes the heads before the rows
         sets = [tuple(tensor.transpose(1, 2) for tensor in tensors) for tensors in sets]
     return [
         Contestant(peer.label, peer.version(), "forward", what, call, around=around)

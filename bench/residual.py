@@ -1,9 +1,9 @@
 """The accuracy and the cost of a float32 residual.
 
-Two things are measured. One is the error of dq against float64, where the keys have
-a component in common: of this library with and without the float32 residual, of
-PyTorch and of JAX. The other is the time of a forward and a backward pass with and
-without it.
+Two things are measured. One is the error of dq against float64 if the keys have a
+component in common, for this library with and without the float32 residual, for
+PyTorch and for JAX. The other is the time of a forward and a backward pass with and
+without the residual.
 """
 
 from __future__ import annotations

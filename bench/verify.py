@@ -22,7 +22,7 @@ __all__ = ["WRONG", "Truth"]
 
 #: The largest relative error of one rounding to the storage type.
 UNIT = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24, "float64": 2.0**-53}
-#: Smaller numbers have the rounding error of this one; only in float16 can a test notice that.
+#: Smaller numbers have the rounding error of this one. In other types it is too small to matter.
 SMALLEST = {"float16": 2.0**-14}
 #: The longest sequence that is checked as a whole; the number of rows in a sample of a longer one.
 WHOLE, SAMPLE = 2048, 512
@@ -65,8 +65,8 @@ class Truth:
     def worst_ratio(self, outputs: Sequence[Any]) -> float:
         """The largest ``|x - r| / (u (|r| + E))`` over the checked rows; infinite for NaN.
 
-        E is the error that the roundings which really happen (of P, of dS and of the output)
-        explain. A correct kernel stays below 1 in the forward and below 2 in the backward pass.
+        E is the error that the roundings of P, of dS and of the output explain. A correct kernel
+        stays below 1 in the forward and below 2 in the backward pass.
         """
         matrices, others = outputs[: self._matrices], outputs[self._matrices :]
         worst = 0.0

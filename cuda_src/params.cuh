@@ -31,7 +31,7 @@ struct PairArray {
   long long column_stride;
 };
 
-// What differs between calls and never costs a compile.
+// Numbers that differ between calls and are not compiled in.
 struct Shape {
   int batch;
   int heads_q;
@@ -43,7 +43,7 @@ struct Shape {
   int q_offset;    // the last key that query 0 sees, under a mask that has one
 };
 
-// FlashAttention-1 forward. The three accumulators live in the workspace, contiguous over
+// FlashAttention-1 forward. The three accumulators are in the workspace, contiguous over
 // [batch, heads_q, seqlen_q]: out with head_dim_v (the bucket) columns, row_max in the units of
 // tile/softmax.cuh.
 struct Fa1ForwardParams {
@@ -78,7 +78,7 @@ struct Fa1BackwardParams {
   Shape shape;
 };
 
-// FlashAttention-2 forward. Nothing of it lives in a workspace.
+// FlashAttention-2 forward. It has no arrays in the workspace.
 struct Fa2ForwardParams {
   Tensor q;
   Tensor k;

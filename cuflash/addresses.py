@@ -88,7 +88,7 @@ class Addresses:
         """
         if type(pointers) is not dict:
             return self._checked(pointers, workspace)
-        # With their types: a dictionary takes 256.0 for 256, but it is not an address.
+        # The key has the types too: 256.0 is the same key as 256, but it is not an address.
         key = (workspace, type(workspace), *pointers.items(), *map(type, pointers.values()))
         try:
             found = self._kept.get(key)

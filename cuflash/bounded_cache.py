@@ -13,8 +13,8 @@ V = TypeVar("V")
 class BoundedCache(dict[K, V]):
     """At most ``most`` items: a full cache forgets all of them before it takes another one.
 
-    A look-up costs what it costs in a plain dictionary. Threads may look up, with ``get``, and
-    store at the same time.
+    A look-up is as fast as in a plain dictionary. Threads may look up, with ``get``, and store at
+    the same time.
 
     Parameters
     ----------

@@ -43,10 +43,10 @@ _ready: BoundedCache[Hashable, PreparedCall] = BoundedCache(_KEPT)
 
 
 def see(operation: str, keywords: Mapping[str, Any], arrays: Arrays) -> Seen | None:
-    """The signature of a call and the addresses of its arrays; None if one is not plainly CuPy's.
+    """The signature of a call and the addresses of its arrays; None unless all are plain CuPy's.
 
-    The keywords are as the caller gave them. Their types are part of the signature: a dictionary
-    takes True for 1, and a call may accept only one of the two.
+    The keywords are as the caller gave them. Their types are part of the signature: True and 1 are
+    the same key of a dictionary, and a call may accept only one of the two.
 
     Parameters
     ----------
@@ -87,8 +87,8 @@ def find(signature: Hashable, keywords: Mapping[str, Any]) -> PreparedCall | Non
 def keep(seen: Seen, keywords: Mapping[str, Any], arrays: Arrays, planned: CallPlan) -> None:
     """Keep this call for the next one of its signature, if a launch is all that it needs.
 
-    A call that copies arrays, or has nothing to launch, always takes the long way. So does one with
-    a keyword that may equal a keyword of another meaning.
+    A call that copies arrays, or has nothing to launch, is not kept. Neither is one with a keyword
+    that may equal a keyword of another meaning.
     """
     signature, addresses = seen
     if planned.device is None or planned.copied or planned.plan.problem.empty:
@@ -179,9 +179,9 @@ class PreparedCall:
     def run(
         self, arrays: Arrays, addresses: list[int], tell: Callable[[Plan], None]
     ) -> dict[str, Any] | None:
-        """Launch and return the results by name; None, without a launch, to take the long way.
+        """Launch and return the results by name; None, without a launch, if this is not possible.
 
-        The long way is needed where a CUDA graph must keep the call's own allocations, and for
+        It is not possible where a CUDA graph must keep the call's own allocations, and for
         addresses that are not known to be free of overlap. ``tell`` receives the plan before the
         launch.
 

@@ -35,7 +35,7 @@ Pair = tuple[int, int]
 
 #: The most query heads: beyond them no plan changes.
 _MOST_HEADS = 4**7
-#: From this number of pairs on, the gradient of a bias has blocks enough for every device.
+#: From this number of pairs on, the gradient of a bias has enough blocks for every device.
 _FEW_BLOCKS = 2**22
 #: The number of sequences, including the rows after the last one; it changes no kernel.
 _SEQUENCES = 2

@@ -115,8 +115,8 @@ def _plans(problem: AttentionProblem, limits: DeviceLimits, calls: Calls) -> Ite
         for parts in (1, problem.group):
             yield fa3_plan(problem, limits, None, (), parts=parts)
     if chosen.algorithm == "fa3" and problem.operation == "forward" and calls.seqlens is None:
-        # Heads and lengths, which represent others here, decide on the tile and the chunk of few
-        # rows.
+        # For few rows the tile and the chunk depend on the number of heads and on the lengths. Both
+        # represent others here, so choices that are nearly the fastest are compiled too.
         for tile, chunk in nearly_fastest(with_packed_group(problem), limits, _BETWEEN):
             yield fa3_plan(problem, limits, None, (), tile=tile, kv_chunk=chunk)
 

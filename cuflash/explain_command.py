@@ -170,7 +170,8 @@ def _problem(problem: AttentionProblem) -> dict[str, Any]:
 
 def _explained(given: argparse.Namespace, operation: Operation) -> Explanation:
     seed = given.dropout_seed
-    selects = operation == "backward" or given.operation == "forward"  # which refuses it
+    # With "both" the forward pass gets no wrt. A forward pass alone gets it, and refuses it.
+    selects = operation == "backward" or given.operation == "forward"
     return explain(
         *_shapes(given),
         operation=operation,

@@ -153,8 +153,8 @@ def explain(
     Parameters
     ----------
     q, k, v : array or tuple of int
-        The arrays of the call, or their shapes (then ``dtype`` is needed, and
-        they are taken as contiguous arrays where the call would compute).
+        The arrays of the call, or their shapes. Shapes need ``dtype``, and stand for
+        contiguous arrays in the memory where the call would compute.
     operation : {"forward", "backward"}
         The pass.
     compile : bool

@@ -63,7 +63,7 @@ class Info:
     versions: Texts
     cuda: str  # "usable", or why not
     devices: tuple[DeviceLimits, ...]
-    host: str  # what the NumPy backend sizes its blocks from
+    host: str  # the cache for which the NumPy backend chooses its blocks
     sources: str
     kernel_cache: str
     environment: Texts

@@ -1,4 +1,4 @@
-"""The keywords of a call, each checked by itself."""
+"""The keywords of a call, each checked separately."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Options:
 
 
 def check_options(**given: Any) -> Options:
-    """Check every keyword by itself; absent keywords keep their defaults.
+    """Check every keyword separately; absent keywords keep their defaults.
 
     Raises
     ------
@@ -221,7 +221,7 @@ def check_wrt(name: str, value: Any) -> tuple[str, ...]:
 
 
 def check_chunk(name: str, value: Any) -> int | None:
-    """The number of keys that one thread block walks, 0 for all; None for None."""
+    """The number of keys that one thread block processes, 0 for all; None for None."""
     chunk = _check_integer(name, value)
     if chunk is not None and not 0 <= chunk <= MAX_SEQLEN:
         raise ArgumentValueError(name, shown(value), f"an integer from 0 to {MAX_SEQLEN}")

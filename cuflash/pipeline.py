@@ -252,8 +252,8 @@ def strides_of(name: str, spec: TensorSpec, layout: Layout) -> tuple[int, ...]:
     """The strides that a launch passes, (batch, row, head); 0 for an axis of at most one element.
 
     For a broadcast array they are (batch, row, head, column). Kernels compute addresses of rows
-    beyond the end and read nothing there. With the stride of a one-row sequence those could lie
-    anywhere, so it is 0.
+    beyond the end and read nothing there. The stride of a sequence of one row may be anything, so
+    it is replaced by 0.
     """
     given = spec.strides or contiguous_strides(spec.shape)
     strides = tuple(

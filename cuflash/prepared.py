@@ -67,7 +67,7 @@ class Prepared:
 
     @property
     def plan(self) -> Plan:
-        """The plan that runs; with caches, attention after an append of new tokens, if any."""
+        """The plan that runs; with caches, that of attention, or of the append if it is alone."""
         return self._planned.plan
 
     @property
@@ -117,7 +117,7 @@ class Prepared:
         launcher.run(addresses, workspace, stream)
 
     def bound(self, pointers: Mapping[str, int], workspace: int = 0) -> Callable[[int], None]:
-        """A run with these addresses, checked now; call it with the address of a stream.
+        """Check addresses, and return the run with them: a function of the address of a stream.
 
         Errors are those of :meth:`run`.
         """

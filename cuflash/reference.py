@@ -1,7 +1,7 @@
 """Attention from its definition, with whole matrices: the oracle of the tests.
 
-It knows nothing of tiles, backends or plans and shares no code with them except the error classes,
-so that agreement with it is evidence. It holds one (batch, head) at a time: 4096 queries by 4096
+It has no tiles, backends or plans, and shares no code with the library except the error classes, so
+that agreement with it is evidence. It computes one (batch, head) at a time: 4096 queries by 4096
 keys need about half a gigabyte in float64.
 """
 
@@ -102,8 +102,8 @@ def attention(
     scale : float, optional
         Factor of the scores; by default ``1 / sqrt(head_dim)``.
     q_offset : int, optional
-        Position of query 0 among the keys; by default ``seqlen_kv - seqlen_q``, counting only the
-        rows that count.
+        Position of query 0 among the keys; by default the number of keys that count minus the
+        number of queries that count.
     layout : {"bshd", "bhsd", "shd", "hsd", "sd"}, optional
         Order of the axes; by default "bshd" for 4 axes and "sd" for 2.
     dtype : type
@@ -134,8 +134,8 @@ def attention(
         P_ij  = exp(Z_ij - lse_i)
         out_i = sum_j P_ij M_ij v_j
 
-    M_ij is 1 without dropout. With dropout it is 0 where the weight is dropped, even a NaN, and
-    otherwise 1 over the share of all draws that keep a weight, to which dropout_p is rounded. A row
+    M_ij is 1 without dropout. With dropout it is 0 where a weight, even NaN, is dropped, and
+    otherwise 1 / (1 - p), with p the dropout_p rounded to a share of all draws. A row
     that sees no key is dead; so is one without a sink that sees only scores of minus infinity. Its
     out is 0 and its lse is the sink, or minus infinity without one. A NaN or plus infinity among
     the scores that a row sees, or as its sink, makes its out and lse NaN. Elements that no row sees

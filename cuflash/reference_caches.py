@@ -117,7 +117,7 @@ def attention_with_kvcache(
     sinks: _Array | None = None,
     scale: float | None = None,
 ) -> tuple[_Array, _Array, _Array, _Array, _Array]:
-    """Attention to the caches after the append, in float64.
+    """Attention over the caches after the append, in float64.
 
     Parameters
     ----------
@@ -128,7 +128,8 @@ def attention_with_kvcache(
     rotary_cos, rotary_sin, rotary_interleaved, rotary_seqlens, k_scale, v_scale
         As for :func:`append_kv`.
     cu_seqlens_q : ndarray of integers, (batch + 1,), optional
-        The rows of q, and of k and v, where each entry's begin and end, if they are packed.
+        Packed rows: entry b has the rows ``cu_seqlens_q[b]`` to ``cu_seqlens_q[b + 1]`` of q, k
+        and v.
     cache_leftpad : ndarray of integers, (batch,), optional
         Slots at the beginning that do not count; the length includes them.
     causal, window_size, softcap, alibi_slopes, sinks, scale
@@ -209,7 +210,7 @@ def _float8_numbers() -> _Array:
 
 
 def _stored(rows: _Array, scales: _Array | None) -> _Array:
-    """Rows of heads as they are, or the byte nearest to each number divided by its scale.
+    """Rows of heads unchanged, or the byte nearest to each number divided by its scale.
 
     A tie goes to the byte whose last bit is 0; a number beyond the largest becomes the largest.
     """

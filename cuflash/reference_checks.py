@@ -147,7 +147,7 @@ def _check_sizes(sizes: Mapping[str, int]) -> None:
 def check_options(
     causal: Any, window_size: Any, softcap: Any, scale: Any, q_offset: Any, dtype: Any
 ) -> None:
-    """Check every other argument by itself.
+    """Check every other argument separately.
 
     Raises
     ------

@@ -1,7 +1,7 @@
 """Dropout from its definition, for :mod:`cuflash.reference`.
 
-Every pair has its own draw here: only the formula of the counter knows which pairs share a call of
-the generator.
+The generator is called for every pair separately. Pairs that share a call in the library have the
+same counter here.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ class Heads:
     ) -> tuple[_Array, _Array, _Array, _Array, _Array]:
         """A query head's parts of dq, dk, dv and dbias, and the gradients of its slope and sink.
 
-        The one to dbias is dZ, (seqlen_q, seqlen_kv).
+        The part of dbias is dZ, (seqlen_q, seqlen_kv).
         """
         q = self._head(self._q, b, h)
         k, v = (self._head(x, b, self.kv_head(h)) for x in (self._k, self._v))

@@ -1,4 +1,4 @@
-"""Packed queries and new tokens for :mod:`cuflash.reference`, an entry after the other."""
+"""Packed queries and new tokens for :mod:`cuflash.reference`, one entry after the other."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _EACH = "cache_seqlens", "page_table", "cache_batch_idx", "rotary_seqlens"
 
 
 def counts(offsets: _Array, total: int) -> list[int]:
-    """The rows of each entry; an offset counts at least as much as the one before it."""
+    """The number of rows of each entry; an offset below the one before it counts as that one."""
     return [rows.stop - rows.start for rows in _slices(offsets, total)]
 
 
 def queries(q: _Array, offsets: _Array | None) -> list[tuple[tuple[int, ...], int, int, int]]:
-    """Of every query its place in q, its entry, its number there, and the entry's queries."""
+    """For every query its index in q, its entry, its number there, and the entry's queries."""
     if offsets is None:
         return [((b, i), b, i, q.shape[1]) for b, i in np.ndindex(*q.shape[:2])]
     return [
@@ -33,7 +33,7 @@ def queries(q: _Array, offsets: _Array | None) -> list[tuple[tuple[int, ...], in
 
 
 def packed_append(append_kv: Callable[..., Any], offsets: _Array) -> Callable[..., Any]:
-    """The append of packed tokens: of every entry its own, into the caches before it left."""
+    """The append of packed tokens: the tokens of one entry after those of another."""
 
     def append(
         k: _Array, v: _Array, k_cache: _Array, v_cache: _Array, **given: Any

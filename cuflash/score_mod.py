@@ -63,11 +63,11 @@ class ScoreMod:
 
     Notes
     -----
-    The text is compiled with the kernels on first use; later uses find it by its letters. A call
+    The text is compiled with the kernels on first use; the same text is not compiled again. A call
     with new numbers or another ``numpy`` function is decided anew (so make the function once), and
     under JAX traced anew; new arrays of the same shape change nothing. A compiler error names
     "score" and the lines of the text. In bfloat16 ``tanh`` is the hardware's, with a relative error
-    of 2^-11; 16-bit types divide by approximate reciprocals.
+    of 2^-11. Divisions on 16-bit arrays use approximate reciprocals.
 
     Examples
     --------

@@ -106,7 +106,7 @@ def spec_of_array(
     Raises
     ------
     ArgumentTypeError, ArgumentValueError
-        If it is given in no such way, or its shape is missing.
+        If it is given in none of these ways, or its shape is missing.
     """
     if _is_dtype(array):
         if shape is None:

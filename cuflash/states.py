@@ -57,9 +57,7 @@ def merge_states(
         # A result that the kernel cannot write in place is written elsewhere and copied.
         given |= {n: a if _usable(a) else cupy.empty(a.shape, a.dtype) for n, a in to.items()}
         if is_capturing(stream):
-            made = [
-                id(array) for array in now.values()
-            ]  # possibly the caller never gets these arrays
+            made = [id(array) for array in now.values()]  # the caller may not get these arrays
             own = [id(a) for a in (*before.values(), *to.values()) if id(a) not in made]
             _kept_for_graphs.extend(a for a in given.values() if id(a) not in own)
         specs = tuple((name, adopt(name, array).spec) for name, array in given.items())

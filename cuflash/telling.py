@@ -19,7 +19,7 @@ _LENGTHS = tuple(2**i for i in range(4, 18))
 
 
 def heads_of(operation: Operation, of_lengths: bool) -> tuple[int, ...]:
-    """Heads of all batch entries, with or without given lengths: forward plans differ for each."""
+    """Heads of all batch entries; with given lengths forward plans depend on every number."""
     return _EVERY_HEAD if of_lengths and operation == "forward" else _HEADS
 
 

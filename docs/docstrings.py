@@ -1,4 +1,4 @@
-"""Turns numpydoc docstrings into Markdown as they stand, for mkdocstrings.
+"""Turns numpydoc docstrings into Markdown for mkdocstrings, without changing their words.
 
 Parameters that share a description stay together, and roles such as ``:func:`attention``` become
 links to the reference.
@@ -14,7 +14,7 @@ import griffe
 
 _ROLE = re.compile(r":(?:func|class|meth|attr|data|mod):`~?([\w.]+)`")
 _HEADING = re.compile(r"^(\w[\w ]*)\n-{3,}\n", re.MULTILINE)
-#: Sections of items: a line of names, and an indented description.
+#: Sections whose items have a line of names and an indented description.
 _OF_ITEMS = ("Parameters", "Returns", "Raises", "Attributes", "Yields", "Warns")
 _PACKAGE = "cuflash"
 
@@ -23,7 +23,7 @@ class Numpydoc(griffe.Extension):
     """Rewrites all docstrings of the package."""
 
     def on_package(self, *, pkg: griffe.Module, **kwargs: Any) -> None:
-        """Rewrite those of all its members."""
+        """Rewrite the docstrings of all members of the package."""
         del kwargs
         public = {str(name) for name in pkg.exports or ()}
 

@@ -113,7 +113,7 @@ def prepare(job: Job, inputs: Inputs) -> tuple[Callable[[], Any], dict[str, Any]
 
     case = job.case
     operation: Any = case.op
-    # Bypasses the cache of plans, which does not know budgets.
+    # Bypasses the cache of plans, whose keys do not include the budget.
     decide = pipeline._decide.__wrapped__
     with mock.patch.multiple(pipeline, plan=planned, _decide=decide):
         prepared = cuflash.prepare(

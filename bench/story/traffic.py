@@ -3,8 +3,8 @@
 Everything here runs one forward pass without a mask. FlashAttention-1 streams Q and O of every head
 once per K/V block. With one head for each multiprocessor, hundreds of megabytes are streamed
 between two uses of a byte, more than L2 can keep. The squares of standard attention have half a
-gigabyte each. FlashAttention-2 and 3 get so many heads that the output which is still in L2 at the
-end, and not yet written to device memory, is a small share.
+gigabyte each. FlashAttention-2 and 3 get many heads: at the end L2 still holds some output that is
+not yet written to device memory, and with many heads this is a small share.
 """
 
 from __future__ import annotations

@@ -7,12 +7,13 @@
 // in a fixed order: the pass is deterministic.
 //
 // A dead row (it sees no key) adds to no gradient and has gradient zero, whatever it or the keys
-// hold. Such rows are rare. A step learns at its first barrier that it has one, and clears the
-// row's Q, dO, P, dS and dQ: a zero P alone would not suffice where a value is not finite.
+// hold. Such rows are rare. The first barrier of a step returns whether any thread found one. All
+// threads then clear the Q, dO, P, dS and dQ of such rows: a zero P alone would not suffice where a
+// value is not finite.
 //
 // Barriers of a step, and what holds after each:
-//   A  Q_i and dO_i have arrived; no warp still reads P and dS of the step before; every warp knows
-//      whether there is a dead row
+//   A  Q_i and dO_i have arrived; no warp still reads P and dS of the step before; the barrier has
+//      returned whether there is a dead row
 //   B  P and dS are complete
 //   C  (with one stage) no warp still reads Q_i and dO_i, so the next may replace them
 #include "backward_steps.cuh"

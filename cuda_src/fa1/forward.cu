@@ -10,7 +10,7 @@
 //   A  Q_i has arrived, and no warp still reads the shared memory of the step before
 //   B  no warp still reads Q_i, so Q_{i+1} may replace it; the row maxima are published
 //   C  O_i has arrived; partial outputs and row sums are published
-// All groups of the block meet only around a change of K and V.
+// Barriers of the whole block are only around a change of K and V.
 #include "forward_steps.cuh"
 
 namespace cuflash::fa1 {

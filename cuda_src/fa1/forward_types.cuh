@@ -12,8 +12,8 @@ namespace cuflash::fa1 {
 
 // warps_q x warps_kv warps divide a score tile. The warps_kv warps of a row of that grid are a row
 // group. Only a group reads and writes its rows of Q, O, m and l, so the groups of a block run
-// independently and meet only where K and V change. Where a group has several warps, they divide
-// the keys: each warp's product P V is a partial sum, which the group exchanges.
+// independently and wait for each other only when K and V change. If a group has several warps,
+// they divide the keys: each warp's product P V is a partial sum, which the group exchanges.
 template <class Config>
 struct ForwardTypes {
   using Storage = typename Config::Storage;

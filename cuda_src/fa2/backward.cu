@@ -17,12 +17,12 @@
 // which has read dO, and one after dK, which has read Q, so that dO and Q of the next step arrive
 // during dK and dQ.
 //
-// Narrow heads have registers to spare: there the warps divide the keys, P and dS are operands in
-// the registers that hold them, and only dS passes through shared memory (backward_transposed.cuh).
+// Narrow heads have registers to spare. Their warps divide the keys: P and dS are then operands in
+// registers, and only dS passes through shared memory (backward_transposed.cuh).
 //
 // Dead rows (see steps/statistics.cu) add to no gradient and have gradient zero, whatever they or
-// the keys hold. They are rare: a step that has one clears their Q, dO, P and dS between barriers
-// of its own.
+// the keys hold. They are rare: a step that has one clears their Q, dO, P and dS between additional
+// barriers.
 #include "backward_transposed.cuh"
 
 namespace cuflash::fa2 {

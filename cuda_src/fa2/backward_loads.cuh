@@ -24,7 +24,7 @@ struct QLoads {
   int q_tile;
   int head;
   int stage = 0;
-  int left;  // steps, this one among them
+  int left;  // remaining steps, including this one
 
   __device__ QLoads(const BackwardContext<Config>& c, const QSteps<Config>& steps)
       : q(first_row(c, steps, c.params.q), c.params.q.row_stride, c.params.shape.head_dim),
@@ -92,7 +92,7 @@ struct QLoads {
   }
 };
 
-// Loads all of a step and goes on; loads nothing if there is no such step.
+// Loads all tiles of a step and advances to the next; loads nothing if there is no such step.
 template <class Config>
 __device__ inline void load_step(const BackwardContext<Config>& c, const QSteps<Config>& steps,
                                  QLoads<Config>& loads) {

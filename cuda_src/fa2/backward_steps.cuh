@@ -33,8 +33,8 @@ __device__ inline void arrive_step() {
   __syncthreads();
 }
 
-// Clears the dead rows of Q and dO of a step; returns whether there are any. All warps combine what
-// their lanes have `seen` to the same answer.
+// Clears the dead rows of Q and dO of a step; returns whether there are any. Every warp combines
+// `seen` of its lanes, and all warps get the same answer.
 template <class Config>
 __device__ inline bool clear_inputs(const BackwardContext<Config>& c, const QStep& step,
                                     bool seen) {
@@ -84,7 +84,7 @@ __device__ inline int* turn_of(const BackwardContext<Config>& c, const QStep& st
 // Ordered accumulation: the kv tiles add to a q tile one after the other, from the first on or,
 // where the mask has a bound, from the last on. Under a causal mask a kv tile begins with the q
 // tile on its diagonal, so the kv tiles of a head that start together add to different q tiles.
-// They meet at one q tile only where the first queries see several kv tiles.
+// Several of them add to one q tile only where the first queries see several kv tiles.
 //
 // GPUs start the blocks of a grid in the order of their numbers (no manual promises it), and the
 // tiles are numbered in the order in which they add. A block therefore waits only for blocks that

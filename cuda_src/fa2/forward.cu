@@ -10,7 +10,7 @@
 // time, so that the exponentials of some keys run beside the products of others. Then it computes
 // the scores of the next tile in the same registers.
 //
-// With two stages a step has one barrier. At it
+// With two stages a step has one barrier. At this barrier
 //   K of step + 1 and V of step have arrived, and
 //   every warp has read K of step and V of step - 1, whose stages the next copies take.
 // With one stage, for blocks that share a multiprocessor with another one, a step has two:
@@ -29,7 +29,7 @@ __device__ inline void begin_step(ForwardContext<Config>& c, int step) {
   commit_copies<Config::copies>();
 }
 
-// Between the products with V and the scores of the next step.
+// Waits and loads between the products with V and the scores of the next step.
 template <class Config>
 __device__ inline void turn_to_scores(ForwardContext<Config>& c, int step) {
   if constexpr (Config::num_stages == 1) {

@@ -25,7 +25,7 @@ constexpr int kThreadsOfPair = 64;
 // The barrier of this warp's weights, and that of the other warp of its pair.
 __device__ inline int own_barrier() { return 1 + static_cast<int>(threadIdx.x) / 32; }
 __device__ inline int other_barrier() { return 1 + (static_cast<int>(threadIdx.x) / 32 ^ 1); }
-// Both warps of a pair meet.
+// Synchronises both warps of a pair.
 __device__ inline void meet_in_pair() {
   ptx::named_barrier(9 + static_cast<int>(threadIdx.x) / kThreadsOfPair, kThreadsOfPair);
 }

@@ -63,7 +63,7 @@ __device__ inline void begin_rows(const ForwardContext<Config>& c, ForwardState<
   state.settled = false;
   state.reference.for_each([&](typename Config::Compute& reference, int m, int group) {
     begin_row(reference, state.sum.value[m][group]);
-    // Only one of the lanes that share the row holds it.
+    // Only one of the lanes that share a row holds the sum of begin_row().
     if (lane.column != 0 || c.part() != 0) state.sum.value[m][group] = 0;
   });
 }
@@ -144,8 +144,8 @@ struct PartWeights {
   }
 };
 
-// The same, but takes maxima only where they can matter: while a row has no reference, and where
-// the sums show that weights are too large for it. Until then the scores are kept.
+// The same, but computes maxima only if some row has no reference, or if the sums show that weights
+// are too large for it. Until then the scores are kept.
 template <class Config, class Scores>
 struct WeightsOnDemand {
   using Rows = typename ForwardTypes<Config>::Rows;
@@ -175,7 +175,7 @@ struct WeightsOnDemand {
   }
   template <class Part>
   __device__ void settle(Part& part, int first) const {
-    bool fits = true;  // a NaN does not
+    bool fits = true;  // a NaN does not fit
     part.sums.for_each(
         [&](float& x, int, int) { fits = fits && x < Logits<Config>::most_weight(); });
     if (!__all_sync(0xffffffffu, fits)) {

@@ -35,7 +35,7 @@ __device__ inline void finish_rows(const ForwardContext<Config>& c, ForwardState
   });
 }
 
-// Meets the warps or lanes that wrote what this warp stores.
+// Synchronises with the warps or lanes that wrote what this warp stores.
 template <class Config>
 __device__ inline void meet_sharers() {
   if constexpr (Config::paired) {
@@ -63,8 +63,8 @@ __device__ inline void store_rows(const ForwardContext<Config>& c, ForwardState<
     }
   }();
   if constexpr (Types::staged) {
-    // The output overlies Q, and other warps' rows of it where the output is narrower: every warp
-    // has read Q before the barrier of the last step.
+    // The output overwrites Q, if it is narrower also other warps' rows of Q: every warp has read Q
+    // before the barrier of the last step.
     constexpr int rows = Output::rows / Types::sharing;  // rows that this warp writes
     const int first = c.part() * rows;
     T* out = q_row<T>(tensor, c.seq, c.item.head, c.first_query() + first);

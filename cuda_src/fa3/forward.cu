@@ -8,7 +8,7 @@
 //   math   scores, softmax, output. The scores of a block are issued together with weights times V
 //          of the block before. One warpgroup's softmax runs beside another's products
 //
-// Who waits for whom (see tile/pipeline.cuh):
+// The barriers, and which role waits there for which (see tile/pipeline.cuh):
 //   q_full[stage][w]    warpgroup w for load
 //   q_empty[stage][w]   load for the four warps of warpgroup w
 //   k_full, v_full      all warps of math for load
@@ -28,8 +28,8 @@
 
 namespace cuflash::fa3 {
 
-// Between two tiles the warpgroup's pipeline runs dry; the other warpgroups' products fill the gap
-// (what was tried instead: bench/NOTES.md).
+// Between two tiles a warpgroup has no product under way; the products of the other warpgroups fill
+// the gap (bench/NOTES.md says what was tried instead).
 template <class Config>
 __device__ inline void math_role(const ForwardContext<Config>& c, int warpgroup) {
   ForwardMath<Config> math(c, warpgroup);
@@ -61,8 +61,8 @@ __device__ inline void forward(const typename Config::Params& params) {
           65536 / kWarpgroup / Config::blocks_per_sm,
       "the warpgroups take more registers than the block has");
   const ForwardContext<Config> context{params, shared};
-  // Every lane has the same role; the shuffle tells the compiler, which then keeps descriptors in
-  // uniform registers.
+  // Every lane has the same role. The shuffle makes it a uniform value for the compiler, which then
+  // keeps descriptors in uniform registers.
   const int role = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / kWarpgroup, 0);
   if (threadIdx.x == 0) {
     ptx::tensor_map_prefetch(&params.q_map);

@@ -115,8 +115,8 @@ struct WarpgroupList {
                           lines_of_bits<Config>(c.params.shape),
                           tiles_of_bits<Config>(c.params.shape))),
         note{} {}
-  // Finds the block whose K has arrived in a stage. Every lane has the same note; the votes tell
-  // the compiler, since loops and products depend on it.
+  // Finds the block whose K has arrived in a stage. Every lane has the same note. The votes
+  // make it a uniform value for the compiler, since loops and products depend on it.
   __device__ __forceinline__ void find(const ForwardContext<Config>& c, int stage) {
     note = BlockNote::of(c.shared.notes[stage]);
     note.last = __any_sync(0xffffffffu, note.last);

@@ -135,7 +135,7 @@ struct ForwardMath {
     }
   }
 
-  // Clears the queries beyond a used length, as the copy engine does those beyond an array. Their
+  // Clears the queries beyond a used length, as the copy engine clears those beyond an array. Their
   // rows would otherwise raise the references of other rows and change how these are rounded.
   __device__ void clear_surplus_queries(const ForwardTile<Config>& tile, int row0) const {
     if constexpr (Config::Lengths::vary) {
@@ -217,11 +217,11 @@ struct ForwardMath {
     }
   }
 
-  // Whether the terms of the scores are computed in the loop that makes the weights, which needs
-  // that no mask follows. Terms and weights may both need the special function unit, which then
-  // works on both at once. Terms that read shared memory, or that a caller's text computes from
-  // positions, are applied before the loop: the compiler would hoist them out of it and keep them
-  // in registers.
+  // Whether the terms of the scores are computed in the loop that makes the weights, which is
+  // possible only if no mask follows. Terms and weights may both need the special function unit,
+  // which then works on both at once. Terms that read shared memory, or that a caller's text
+  // computes from positions, are applied before the loop: the compiler would hoist them out of it
+  // and keep them in registers.
   template <bool masked>
   static constexpr bool changes_late =
       !masked && !Config::Score::is_empty && !has_operand && !Config::Score::by_position;
@@ -246,9 +246,9 @@ struct ForwardMath {
     state.output.for_each([&](float& x, int m, int, int group, int) { x *= keep.value[m][group]; });
   }
 
-  // change(scores) -> state.weights, whose product has retired, and their sums. Maxima are computed
-  // only while some row has no reference, or where a sum shows that weights are too large. The loop
-  // runs once, seldom twice; it keeps the code short.
+  // Writes the weights of change(scores) to state.weights, whose product has retired, and adds
+  // their sums. Maxima are computed only while some row has no reference, or if a sum shows that
+  // weights are too large. The loop runs once, rarely twice; it keeps the code short.
   template <class Change>
   __device__ __forceinline__ void exponentiate(State& state, const Scores& scores,
                                                const Change& change) const {
@@ -259,7 +259,7 @@ struct ForwardMath {
     while (true) {
       if (raise) rescale(state, scores, change);
       sums = exponentiate_scores<Config>(state.weights, scores, state.rows, factor, change);
-      bool fits = true;  // a NaN does not
+      bool fits = true;  // a NaN does not fit
       sums.for_each([&](float& x, int, int) { fits &= x < Logits<Config>::most_weight(); });
       if (raise || __all_sync(0xffffffffu, fits)) break;
       raise = true;

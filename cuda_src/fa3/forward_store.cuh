@@ -33,8 +33,8 @@ __device__ __forceinline__ Rows end_rows(const ForwardContext<Config>& c,
 
 // Multiplies by the factors of end_rows() and stores the warp's rows, which begin at row0.
 //
-// No warp may return early, not even one without rows: the compiler would no longer know that the
-// four warps stay together, and would emit slower code for every step.
+// No warp may return early, not even one without rows: the compiler could then not assume that
+// the four warps stay together, and would emit slower code for every step.
 template <class Config, class Output, class Rows>
 __device__ __forceinline__ void store_rows(const ForwardContext<Config>& c,
                                            const ForwardTile<Config>& tile, Output& output,

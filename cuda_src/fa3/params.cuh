@@ -5,7 +5,7 @@
 
 namespace cuflash {
 
-// The copy engine's description of a tensor: CUtensorMap, whose content only the driver knows.
+// The copy engine's description of a tensor: CUtensorMap, whose content is private to the driver.
 struct alignas(64) TensorMap {
   unsigned long long opaque[16];
 };

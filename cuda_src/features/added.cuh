@@ -1,4 +1,4 @@
-// What terms that add a number to scores have in common.
+// Code that the terms that add a number to scores share.
 #pragma once
 
 #include "../tile/score.cuh"

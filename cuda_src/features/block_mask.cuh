@@ -50,14 +50,14 @@ struct BlocksOfHead {
         column_stride(block.block_mask_column_stride),
         last_row(block.q_blocks - 1),
         last_column(block.kv_blocks - 1) {}
-  // The lengths hide blocks beyond them; here the last block takes their place.
+  // The last block stands for blocks beyond the lengths, which the lengths hide.
   __device__ bool shows(int row, int column) const {
     return data[min(row, last_row) * row_stride + min(column, last_column) * column_stride] != 0;
   }
 };
 
-// The most blocks of `block` rows that a tile of `rows` rows, which begins at a multiple of `rows`,
-// meets.
+// The most blocks of `block` rows that a tile of `rows` rows overlaps. The tile begins at a
+// multiple of `rows`.
 __device__ constexpr int blocks_met(int rows, int block) {
   if (block % rows == 0) return 1;
   return rows % block == 0 ? rows / block : (block + rows - 2) / block + 1;

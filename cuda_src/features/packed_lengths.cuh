@@ -34,7 +34,7 @@ struct PackedLengthsParams {
 
   __device__ RowsOfEntry queries(int entry) const { return rows_of_entry(q_begins, entry); }
   __device__ RowsOfEntry keys(int entry) const { return rows_of_entry(kv_begins, entry); }
-  // The difference, in keys, between the position of query 0 and that by the arrays' lengths.
+  // The difference, in keys, between the position of query 0 of an entry and that of the array.
   __device__ int shift(const Shape& shape, int entry) const {
     return shift(shape, queries(entry), keys(entry));
   }

@@ -1,6 +1,6 @@
 // Packed queries on caches: the queries of several entries follow one another in an array without a
-// batch axis, and each entry has its own keys. As in packed_lengths.cuh, the rows after the last
-// entry's form one more sequence, whose rows do not count but are written.
+// batch axis, and each entry has its own keys. As in packed_lengths.cuh, the rows after those of
+// the last entry form one more sequence, whose rows do not count but are written.
 #pragma once
 
 #include "packed_lengths.cuh"
@@ -34,8 +34,8 @@ struct PackedQueriesParams {
   }
 };
 
-// `Before` knows the keys of an entry, and where query 0 stands if the last row of the array is at
-// the last key.
+// `Before` gives the keys of an entry, and the position of query 0 if the last row of the array is
+// at the last key.
 template <class Before>
 struct PackedQueries {
   static constexpr bool vary = true;
@@ -50,7 +50,7 @@ struct PackedQueries {
   __device__ static Sequence of(const Params& params, int entry) {
     return of_item(params, {entry, 0, params.packed_queries.queries(entry)});
   }
-  // The rows after the last entry's read its keys, so that no array is read past its end.
+  // Rows after those of the last entry read its keys, so that no array is read past its end.
   template <class Params>
   __device__ static Sequence of_item(const Params& params, const PackedItem& item) {
     const PackedQueriesParams& packed = params.packed_queries;

@@ -130,7 +130,7 @@ __device__ inline int inside(unsigned index, int size) {
 __device__ inline int inside(long long index, int size) {
   return index < 0 ? 0 : index < size ? static_cast<int>(index) : size - 1;
 }
-__device__ int inside(Real index, int size) = delete;  // whole numbers count elements
+__device__ int inside(Real index, int size) = delete;  // an index is an integer
 
 // A C-contiguous array of the caller's; an `Index` can count its elements. An index outside its
 // axis reads the nearest element.

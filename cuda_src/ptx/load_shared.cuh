@@ -12,7 +12,7 @@ __device__ inline void load_shared(double& x, unsigned address) {
   asm volatile("ld.shared.f64 %0, [%1];\n" : "=d"(x) : "r"(address) : "memory");
 }
 
-// Two neighbours; the address is a multiple of their size together.
+// Two neighbouring elements; the address is a multiple of their total size.
 __device__ inline void load_shared(float (&x)[2], unsigned address) {
   asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];\n"
                : "=f"(x[0]), "=f"(x[1])

@@ -1,4 +1,4 @@
-// prefetch: a line of global memory on its way to L1.
+// prefetch: starts to load a line of global memory into L1.
 // PTX ISA "Data movement and conversion instructions: prefetch".
 #pragma once
 

@@ -9,8 +9,8 @@ __device__ inline void fence_async_shared() {
   asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory");
 }
 
-// The same for global memory, in both directions: threads and copies that come later see the
-// writes, by threads or copies, that this thread knows to be complete.
+// The same for global memory, in both directions: later accesses by threads and copies see all
+// writes of threads and copies whose completion this thread has observed.
 __device__ inline void fence_async_global() {
   asm volatile("fence.proxy.async.global;\n" ::: "memory");
 }

@@ -11,7 +11,7 @@ __device__ inline int read_turn(const int* counter) {
   return count;
 }
 
-// Adds one, after all writes of this thread and of the threads that it has met at a barrier.
+// Adds one, after all writes of this thread and of the threads that shared a barrier with it.
 __device__ inline void pass_turn(int* counter) {
   asm volatile("fence.acq_rel.gpu;\n" ::: "memory");
   asm volatile("red.release.gpu.global.add.s32 [%0], 1;\n" ::"l"(counter) : "memory");

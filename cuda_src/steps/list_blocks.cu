@@ -1,5 +1,5 @@
 // Turns a block mask into bits of tiles, see tile/tile_bits.cuh: whether any block that a tile
-// meets is shown, and whether all are. Blocks beyond the lengths do not count.
+// overlaps is shown, and whether all are. Blocks beyond the lengths do not count.
 //
 // A thread makes the bits of eight neighbouring tiles of a row of tiles. A row belongs to a q tile
 // and runs over the kv tiles; with Config::rows_of_keys it belongs to a kv tile and runs over the q
@@ -13,7 +13,7 @@ namespace cuflash::steps {
 
 constexpr int kTilesOfThread = 8;
 
-// The blocks [begin, end) that a tile of `rows` rows meets among `length` rows.
+// The blocks [begin, end) that a tile of `rows` rows overlaps among `length` rows.
 template <int rows, int block>
 __device__ inline KvRange blocks_of_tile(int tile, int length) {
   const int last = min((tile + 1) * rows, length) - 1;

@@ -64,8 +64,8 @@ __device__ inline int class_of(int length) {
   return kClasses - 2 - (2 * power + half);
 }
 
-// The keys of a sequence. Of caches their number alone is asked for, to sort by it; the one after
-// the last entry has none.
+// The keys of a sequence. For caches only their number is needed, to sort by it; the sequence after
+// the last entry has no keys.
 template <class Config>
 __device__ inline RowsOfEntry keys_of(const typename Config::Params& params, int entry) {
   if constexpr (Config::of_caches) {

@@ -1,8 +1,9 @@
 // The gradient of a bias that is the same for all queries or for all keys, from the partial sums of
 // every entry and head, see steps/bias_gradient.cu.
 //
-// One thread sums each number of the result; the threads of one block sum it where it is one number
-// for all pairs of a head. The order is fixed, the sum is in double precision and is rounded once.
+// One thread sums each number of the result. If the bias has a single number for all pairs of a
+// head, the threads of one block sum it together. The order is fixed. The sum is in double
+// precision and is rounded once.
 #include "../tile/copy.cuh"
 #include "../tile/numeric.cuh"
 #include "../tile/product.cuh"

@@ -48,7 +48,7 @@ struct SinkRow {
     }
   }
 
-  // In a row that sees no key the sink has all the weight; NaN if the sink is infinite.
+  // In a row that sees no key the sink has all the weight. The term is NaN if the sink is infinite.
   __device__ inline double term(const Sequence& seq, int row, Compute sink) const {
     if (lse == -infinity<Compute>()) return 0;  // neither keys nor a sink
     const bool dead = Mask<Config>::sees_nothing(seq, row);

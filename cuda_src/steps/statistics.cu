@@ -18,7 +18,7 @@
 namespace cuflash::steps {
 
 // Loads `count` neighbouring elements: 16 bytes at a time if they are whole chunks of aligned rows,
-// otherwise one by one, with zeros from `valid` on. The sum and its order are the same in both
+// otherwise one by one, with zeros from `valid` on. Sums over the elements are the same in both
 // cases.
 template <bool vector, int count, class T, class Compute>
 __device__ inline void load_elements(Compute (&to)[count], const T* from, int valid) {

@@ -58,8 +58,8 @@ __device__ inline void score_tiles(const Context& c, const QStep& step, int kv_b
   const Compute factor = logit_factor<Config>(c.params);
   exponentials<Config>(p, factor, [&](int m, int, int group, int) { return lse.value[m][group]; });
   if constexpr (Config::Score::summed && Config::Lengths::vary) {
-    // A row beyond the length may add NaN to its scores. Shared memory is cleared of such rows only
-    // later, but the sum over pairs is taken here.
+    // A row beyond the length may have NaN scores. Shared memory is cleared of such rows only
+    // later, but the sum over pairs is formed here.
     p.for_each([&](Compute& x, int m, int, int group, int) {
       if (lse.value[m][group] == infinity<Compute>()) x = Compute(0);
     });

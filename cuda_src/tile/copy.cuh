@@ -39,7 +39,7 @@ __device__ inline void copy_chunk_if(bool wanted, void* to, const void* from) {
 }
 
 // The largest power of two of rows that `threads` threads copy at a time, one chunk each; at least
-// one. The compiler then knows how far apart a thread's rows lie in shared memory.
+// one. The distance between a thread's rows in shared memory is then a compile-time constant.
 __device__ constexpr int rows_at_a_time(int chunks, int threads) {
   int rows = 1;
   while (2 * rows * chunks <= threads) rows *= 2;
@@ -147,7 +147,7 @@ struct TileStream {
   template <bool whole>
   __device__ void load_even(const Tile& tile, bool exists, int valid_rows) {
     const bool column = chunk() * Tile::chunk < columns;
-    // Rows eight apart have the same permutation, so the compiler knows how far apart they lie.
+    // Rows eight apart have the same permutation, so their distance is a compile-time constant.
     constexpr bool apart = row_step % 8 == 0;
     const unsigned to = ptx::opaque(ptx::shared_address(tile.chunk_at(row(), chunk())));
 #pragma unroll
@@ -157,7 +157,7 @@ struct TileStream {
       const unsigned place = apart ? to + rows * Tile::chunks * 16
                                    : ptx::shared_address(tile.chunk_at(row() + rows, chunk()));
       ptx::async_copy_16_if(exists, place, next, valid ? 16 : 0);
-      // Opaque: the compiler adds to the address before, and does not multiply from the first one.
+      // Opaque: the compiler adds to the previous address; it does not multiply from the first one.
       next = ptx::opaque(next + (up ? row_step : -row_step) * row_stride);
     }
   }

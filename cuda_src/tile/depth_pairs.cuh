@@ -1,8 +1,8 @@
 // Operand fragments of four- and eight-byte elements, two neighbours of the depth at a time. An
 // instruction may sum the depth in any order that both operands share. In a step of 8, lane l gives
 // depths 2 * (l % 4) and 2 * (l % 4) + 1 where the instruction's own order has l % 4 and l % 4 + 4.
-// A lane holds those same columns of an accumulator, so an accumulator is a left operand as it
-// stands; and a lane reads elements that lie side by side.
+// A lane holds those same columns of an accumulator, so an accumulator is a left operand without
+// any change; and a lane reads elements that lie side by side.
 //
 // Bank conflicts, for tiles whose rows are whole 128-byte lines: none with the depth down the
 // columns, because the eight or four chunks read at once lie in rows of different permutations.

@@ -25,8 +25,8 @@ constexpr int kElementStride = adds_four<Config> ? 1 : 32;
 
 // Index of the first element that `lane` holds of the fragment at (row, column), both multiples of
 // a fragment; the head's accumulator begins at row `head_row`. ByRows and ByFragments give the same
-// number in two forms. Where a kernel's registers are full the form changes more than these few
-// instructions, so each kernel keeps the form it was measured with.
+// number in two forms. In a kernel that uses all registers the form changes the code far beyond
+// these few instructions, so each kernel keeps the form with which it was measured.
 struct ByRows {
   template <class Config>
   __device__ static long long index(long long head_row, int row, int column, int lane) {

@@ -87,8 +87,8 @@ __device__ inline Compute unchanged(Compute x, int) {
   return x;
 }
 
-// The larger of two numbers. A NaN loses, so that a row's reference stays a number; the NaN reaches
-// the result through the exponential instead.
+// The larger of two numbers, or the other one if one is NaN: a row's reference stays a number, and
+// the NaN reaches the result through the exponential.
 __device__ inline float larger(float a, float b) { return fmaxf(a, b); }
 __device__ inline double larger(double a, double b) { return fmax(a, b); }
 

@@ -4,7 +4,7 @@
 
 namespace cuflash {
 
-// An offset that the compiler knows to be zero.
+// An offset that is zero at compile time.
 struct Zero {
   __device__ constexpr operator int() const { return 0; }
 };
@@ -16,7 +16,7 @@ struct Aligned {
   __device__ constexpr operator int() const { return value; }
 };
 
-// Whether exclusive or adds a column to the offset.
+// Whether an exclusive or can add a column to the offset.
 template <class Offset>
 constexpr bool is_aligned = false;
 template <>

@@ -18,7 +18,7 @@ struct ShownPairs {
   PairBits bits{{0, 0}};
   bool every = false;  // no pair is hidden
 
-  // The bit of element (line + di, first column + dj); the compiler knows di and dj.
+  // The bit of element (line + di, first column + dj); di and dj are compile-time constants.
   __device__ bool at(int di, int dj) const {
     return (bits.line[di / 8] >> (dj / 8 * 2 + dj % 2) & 1) != 0;
   }
@@ -30,8 +30,8 @@ struct PairBitsOfLine {
   __device__ PairBits of(int tile) const { return bits[tile * 32]; }
 };
 
-// The bits that a term which hides pairs reads. `tiles` and `pairs` hold the arrays of all its
-// entries and heads in turn; `array` is the index of this entry's and head's.
+// The bits for a term that hides pairs. `tiles` and `pairs` hold one array for each of its entries
+// and heads, one after the other; `array` is the index of the array of this entry and head.
 struct HiddenPairs {
   const TileBits* tiles;
   const PairBits* pairs;

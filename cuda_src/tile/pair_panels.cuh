@@ -73,7 +73,8 @@ __device__ inline void load_operand_tile(OperandStorage<Config>& storage,
              place.policy);
 }
 
-// A lane's view of panels: reads elements (row + di, column + dj). The compiler knows di and dj.
+// A lane's view of panels: reads elements (row + di, column + dj); di and dj are compile-time
+// constants.
 // - Rows of the panels are queries: di is a multiple of 8, dj a multiple of 8 or one more. A lane
 // reads two neighbouring 32-bit elements at once. A warp reads sixteen rows and columns of 16-bit
 // elements at once, when its lanes read the first of them, so all lanes read in the order of a
@@ -88,7 +89,7 @@ struct PairReader {
   int panel_bytes;
   unsigned first;  // of the lane, in bytes
   bool transposed;
-  unsigned matrices;  // shared address of the matrix row that this lane names
+  unsigned matrices;  // shared address of the matrix row that this lane gives
   mutable unsigned words[4];
 
   __device__ PairReader(const StagedLane& lane)
@@ -106,7 +107,7 @@ struct PairReader {
     if (transposed) data += lane.column / panel_columns * panel_bytes;
   }
   __device__ float at(int di, int dj) const {
-    if (transposed) {  // the row's lowest bit belongs to di, the column's bit of 8 to dj
+    if (transposed) {  // in `first` the row's lowest bit and the column's bit of value 8 are 0
       const unsigned place = (first ^ di % 2 * 16 ^ dj * sizeof(T)) + di * 128;
       return to_compute(*reinterpret_cast<const T*>(data + place));
     }

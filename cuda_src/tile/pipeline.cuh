@@ -27,9 +27,8 @@ struct PipelineState {
 
 using Barrier = unsigned long long;
 
-// With Config::jitter every barrier operation is delayed by a little time, which differs between
-// warps and moments: an order that the barriers do not enforce then breaks. If a
-// wait at these barriers never ends, it traps.
+// With Config::jitter every barrier operation is delayed by a short random time, so that code fails
+// if it relies on an order that no barrier enforces. A wait that never ends then traps.
 template <class Config>
 __device__ inline void jitter() {
   if constexpr (Config::jitter) ptx::nanosleep_at_random();

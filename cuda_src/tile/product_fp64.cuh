@@ -35,7 +35,7 @@ struct Fp64Products : ProductsByParts<Fp64Products<mma_depth>> {
   }
 
   // accumulators[i][j] += sum over keys of weights[i][key] * b(j, key). An accumulator is a left
-  // operand as it stands (see depth_pairs.cuh).
+  // operand without any change (see depth_pairs.cuh).
   template <class Accumulators, class Weights, class B, class Scratch>
   __device__ static void multiply_weights(Accumulators& accumulators, const Weights& weights,
                                           const B& b, const Scratch&, int, int) {
@@ -60,8 +60,8 @@ struct Fp64Products : ProductsByParts<Fp64Products<mma_depth>> {
     double rows[groups][2];
   };
 
-  // Where the left operand has the depth along its rows, a lane loads each number by itself. Two
-  // numbers that lie side by side belong to one row and two depths, but the instruction wants two
+  // Where the left operand has the depth along its rows, a lane loads one number at a time. Two
+  // numbers that lie side by side belong to one row and two depths, but the instruction takes two
   // rows of one depth in neighbouring registers, so a wider load would need moves.
   //
   // In step s = 0 or 1 lane l then gives depth (3 * (l % 2) + 12 * (l / 2 % 2)) ^ (4 * s + i) as

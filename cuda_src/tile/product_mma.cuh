@@ -23,7 +23,7 @@ struct TensorCoreProducts {
     const int lane = ptx::opaque_lane();
     const auto left = left_of(a, lane);
     const auto right = right_of(b, lane);
-    // Unrolled further, the compiler starts more loads than the registers can hold.
+    // With more unrolling, the compiler starts more loads than the registers can hold.
     constexpr int unrolled = depth <= 64 ? depth / 16 : 2;
 #pragma unroll(unrolled)
     for (int k = 0; k < depth; k += 16) multiply_step(accumulators, left, right, k);
@@ -40,8 +40,8 @@ struct TensorCoreProducts {
     for (int i = 0; i < depth / 16 * groups_of<Accumulators>; ++i) product.step(accumulators, i);
   }
 
-  // Two such products of one shape, one step of each in turn. They have so few fragments that,
-  // alone, each instruction would wait for the one before.
+  // Two such products of one shape, one step of each in turn. One product alone has so few
+  // fragments that each instruction would wait for the one before.
   template <int depth, class Accumulators, class A, class B, class C, class D>
   __device__ static void multiply_two_ahead(Accumulators& ab, const A& a, const B& b,
                                             Accumulators& cd, const C& c, const D& d) {
@@ -114,7 +114,7 @@ struct TensorCoreProducts {
 
   // accumulators += weights b over all keys, one part of them at a time.
   // `weights.exponentiate<part>(first)` computes a part with its `operands`. It reads nothing that
-  // the products before it change, so it runs beside those of the part before.
+  // earlier products change, so it overlaps with the products of the part before.
   // `weights.settle(part, first)` is called after those products and may change the accumulators
   // and the part.
   template <int part, int keys, class Accumulators, class B, class Weights>

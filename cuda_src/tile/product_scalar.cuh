@@ -1,7 +1,7 @@
 // Products of float32 or float64 tiles by fused multiply-adds, in the register layout of the tensor
 // cores' accumulators. Long sums are sums of short ones, as in a good BLAS, and keep the accuracy
-// of their type. Each step sums 16 bytes of the depth by itself and adds the sum to one of two
-// accumulators in turn; a call adds both, once, to the caller's accumulators.
+// of their type. Each step sums 16 bytes of the depth and adds this sum to one of two accumulators
+// in turn; a call adds both, once, to the caller's accumulators.
 #pragma once
 
 #include "numeric.cuh"

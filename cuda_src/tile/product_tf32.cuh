@@ -50,7 +50,7 @@ struct Tf32Products : ProductsByParts<Tf32Products<architecture>> {
     constexpr int step = depth_along_rows<A, B> ? 16 : 8;
     static_assert(depth % step == 0, "the depth is whole steps");
     constexpr int part = equal_part(depth, step, chunk);
-    constexpr int unrolled = 2;  // further starts more loads than the registers can hold
+    constexpr int unrolled = 2;  // 3 or more start more loads than the registers can hold
     constexpr int columns = width<Accumulators, sum_registers>;
     const int lane = ptx::opaque_lane();
     const auto left = left_of<step>(a, lane);
@@ -71,8 +71,8 @@ struct Tf32Products : ProductsByParts<Tf32Products<architecture>> {
   }
 
   // accumulators[i][j] += sum over keys of weights[i][key] * b(j, key). An accumulator is a left
-  // operand as it stands (see depth_pairs.cuh). As many keys as the registers can hold are split
-  // once, for all columns.
+  // operand without any change (see depth_pairs.cuh). As many keys as the registers can hold are
+  // split once, for all columns.
   template <class Accumulators, class Weights, class B, class Scratch>
   __device__ static void multiply_weights(Accumulators& accumulators, const Weights& weights,
                                           const B& b, const Scratch&, int, int) {

@@ -232,7 +232,7 @@ struct KvBlocks {
     }
   }
 
-  // Where ranges begin at 0 the end is the count. A difference would change ptxas' registers.
+  // If ranges begin at 0, the end is the count. A subtraction would change ptxas' registers.
   __device__ int count() const {
     return Mask<Config>::has_first || Config::Chunks::split ? range.end - range.begin : range.end;
   }

@@ -1,5 +1,5 @@
 // How features change scores and rows. Config::Score and Config::Rows name the features; a kernel
-// calls the functions below and knows no feature.
+// calls the functions below and names no feature.
 //
 //   Config::Score = ScoreChain<Term...>  a term changes the raw product q . k of a query and a key.
 //       struct Term : AddedTerm {                // its slope is 1: it leaves dS unchanged
@@ -12,9 +12,9 @@
 //         Graded<Compute> operator()(Compute score, int di, int dj) const;  // its value and slope
 //       };
 //     The lane has a first query and a first key; an element belongs to query lane.i + di and key
-//     lane.j + dj, and the compiler knows the steps di and dj. A score in natural units is the
+//     lane.j + dj; di and dj are compile-time constants. A score in natural units is the
 //     number in the register times the unit: first the scale, then what the function returns.
-//     An added term may know where scores rise:
+//     An added term may say where scores rise:
 //         static constexpr bool may_rise = true;
 //         bool rises(int keys, Compute much) const;  // by more than `much`, over `keys` keys back
 //     One added term may have a gradient, if it has a number for each head:
@@ -24,14 +24,14 @@
 //     One may read an array that the copy engine brings to shared memory (Config::operand_stages):
 //         static constexpr bool staged = true;     // its lane has the tile
 //         static StagedPlace staged_place(params, int batch, int head);
-//     One may hide the pairs that its lane's bits do not show (Config::packed), and know the tiles
-//     that it hides entirely, or not at all (Config::listed):
+//     One may hide the pairs that its lane's bits do not show (Config::packed), and say which tiles
+//     it hides entirely, or not at all (Config::listed):
 //         static constexpr bool hides = true;      // it comes after all terms that do not hide
 //         static HiddenPairs hidden(params, int batch, int head);
 //         // Where no bits of pairs are packed: for the tile that begins at a query and a key, bit
 //         // 2 m + n covers its n-th 64 queries and m-th 64 keys. Only a backward pass calls it.
 //         static unsigned shown_parts(params, int batch, int head, int query, int key);
-//     One may know the tiles that it hides entirely, where there are no bits (FlashAttention-1, 2):
+//     One may say which tiles it hides entirely if there are no bits (FlashAttention-1 and 2):
 //         static constexpr bool skips = true;
 //         static bool shows(params, int batch, int head, int query, int key);  // of a tile
 //   Config::Rows = RowChain<End...>      an end changes the sums of a finished row.
@@ -188,7 +188,7 @@ struct ScoreChain {
   // Some term has a gradient, which is summed over pairs.
   static constexpr bool summed = (Terms::summed || ...);
   static constexpr bool may_rise = (Terms::may_rise || ...);
-  // Some term knows which tiles it hides entirely.
+  // Some term says which tiles it hides entirely.
   static constexpr bool skips = (Terms::skips || ...);
 
   using List = TermList<Terms...>;

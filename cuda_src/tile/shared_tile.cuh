@@ -46,9 +46,10 @@ __device__ inline void clear_row(const Tile& tile, int row) {
 }
 
 // The chunks of a tile that a lane reads. at(rows, chunks) is the shared-window address `bytes`
-// bytes into chunk (row + rows, chunk + chunks). The compiler knows `rows` and `chunks`; modulo 8,
-// `rows` shares no bit with the lane's own row. With `aligned` the same holds for the chunks: the
-// permutation is then an exclusive or with a constant, and one register serves all addresses.
+// bytes into chunk (row + rows, chunk + chunks). `rows` and `chunks` are compile-time constants;
+// modulo 8, `rows` shares no bit with the lane's own row. With `aligned` the same holds for the
+// chunks: the permutation is then an exclusive or with a constant, and one register serves all
+// addresses.
 template <class Tile, bool aligned>
 struct LaneChunks {
   Tile tile;

@@ -45,14 +45,14 @@ struct Logits {
   __device__ static float to_natural(float logit) { return logit * static_cast<float>(kLn2); }
   __device__ static float from_natural(float logit) { return logit * static_cast<float>(kLog2E); }
   // A row's sum of products, times the factor of its output, over the sum of its weights. It is
-  // zero for a row that has seen nothing, even where a weight of zero has met a value that is not
-  // finite.
+  // zero for a row that has seen no key, even where a weight of zero was multiplied by a value that
+  // is not finite.
   __device__ static float normalise(float x, float, float, float inverse) {
     return inverse == 0.0f ? 0.0f : x * inverse;
   }
 };
 
-// float32 and float64: natural units and plain operations, each rounded by itself.
+// float32 and float64: natural units and plain operations, each rounded separately.
 template <class Config>
 struct Logits<Config, true> {
   using Compute = typename Config::Compute;

@@ -12,9 +12,9 @@
 
 namespace cuflash {
 
-// The number of rows of a block of keys before its tail. It is at least `rows` where the block has
-// no tail: where the other rows lie beyond the array, and in a block beyond the keys, whose rows no
-// query sees.
+// The number of rows of a block of keys before its tail. It is at least `rows` if the block has no
+// tail. A block has no tail if the rows after the keys lie beyond the array, or if the whole block
+// lies beyond the keys: no query sees its rows.
 template <class Config, int rows = Config::block_kv>
 __device__ inline int rows_before_tail(const Sequence& seq, int kv_begin) {
   const int count = seq.seqlen_kv - kv_begin;

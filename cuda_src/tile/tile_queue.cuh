@@ -1,7 +1,7 @@
 // The tiles of a persistent block, in turn. The first is the block's own number. The load role
-// draws the others from a counter in device memory and passes them on through a ring of two slots,
-// because it has time for the divisions and the math role has not. The last ticket of a launch sets
-// the counter back to zero.
+// draws the others from a counter in device memory and passes them on through a ring of two slots:
+// it has time for the divisions, and the math role does not. The last ticket of a launch sets the
+// counter back to zero.
 #pragma once
 
 #include "pipeline.cuh"
@@ -57,7 +57,7 @@ __device__ inline int tile_of_ticket(void* counter, int ticket, int tiles) {
 __device__ inline WorkItem no_item() { return {0, 0, -1, 0, 0, 0}; }
 __device__ inline bool is_item(const WorkItem& item) { return item.q_tile >= 0; }
 
-// The one thread that draws passes an item on.
+// Passes an item to the reading warps; for the one thread that draws.
 template <class Config>
 __device__ inline void pass_on_item(TileQueueStorage<Config>& storage, PipelineState<2>& place,
                                     const QueuedItem<Config>& item) {
@@ -77,9 +77,9 @@ __device__ inline void release_item(TileQueueStorage<Config>& storage, PipelineS
   place.advance();
 }
 
-// Every reading warp calls it. All lanes get the same tile; where loops depend on it, the shuffle
-// tells the compiler. An item with a sequence stays in its slot until it is released: the end of a
-// tile reads it again, so it takes no register meanwhile.
+// Every reading warp calls it. All lanes get the same tile. Where loops depend on it, the shuffle
+// makes it a uniform value for the compiler. An item with a sequence stays in its slot until the
+// slot is released: the end of a tile reads the item again, so it takes no register meanwhile.
 template <class Config>
 __device__ inline QueuedItem<Config> next_item(TileQueueStorage<Config>& storage,
                                                PipelineState<2>& place) {

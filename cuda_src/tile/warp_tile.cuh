@@ -1,6 +1,6 @@
 // The part of a matrix that one warp holds in its registers, in the layout of the matrix
-// instructions' accumulators. Of every fragment of `fragment_rows` x 8, lane l holds columns 2 * (l
-// % 4) and 2 * (l % 4) + 1 of row l / 4 and, where there are 16 rows, of row l / 4 + 8. The scalar
+// instructions' accumulators. In every fragment of `fragment_rows` x 8, lane l holds columns 2 * (l
+// % 4) and 2 * (l % 4) + 1 of row l / 4 and, if there are 16 rows, of row l / 4 + 8. The scalar
 // products use the same layout, so softmax, masks and stores exist once.
 #pragma once
 
@@ -21,8 +21,8 @@ struct LanePosition {
 };
 
 // For a lane at `position`, value[m][n][group][which] is the element at row position.row + row(m,
-// group) and column position.column + column(n, which) of the tile. The compiler knows row(m,
-// group) and column(n, which).
+// group) and column position.column + column(n, which) of the tile. Both row(m, group) and
+// column(n, which) are compile-time constants.
 template <class Compute_, int fragment_rows_, int rows_, int columns_>
 struct WarpTile {
   using Compute = Compute_;

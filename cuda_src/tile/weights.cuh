@@ -3,7 +3,7 @@
 //
 //   AllWeights           keeps all of them
 //   struct Weights {     drops the weights of some pairs and scales up the others: Config::Rows
-//                        scales the output at the end of its rows, the code below the gradients
+//                        scales rows of the output, and the code below scales the gradients
 //     static constexpr bool drops = true;
 //     Weights(params);   // what all tiles have in common
 //     static Compute inverse_keep<Compute>(params);  // the factor of kept weights
@@ -121,7 +121,7 @@ struct KeptPairs<Config, Tile, true> {
   }
 };
 
-// The factor of the gradient of the values at the end.
+// The factor by which the finished gradient of the values is multiplied.
 template <class Config>
 __device__ inline double value_factor(const typename Config::Params& params) {
   if constexpr (Config::Weights::drops) {

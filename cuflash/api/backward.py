@@ -66,7 +66,7 @@ def attention_backward(
     dout : array, like out
         Gradient of the output; of q's dtype or of out's. On CUDA a float32
         ``dout`` of 16-bit inputs is rounded to q's dtype before the products;
-        the tiled NumPy code takes it as it is.
+        the tiled NumPy code does not round it.
     q, k, v : array
         As given to :func:`attention`, with the same keywords.
     out, lse : array
@@ -114,13 +114,13 @@ def attention_backward(
     With ``P = exp(scale q k^T - lse)`` and ``delta = rowsum(dout * out) - dlse``:
     ``dv = P^T dout``, ``dS = P * (dout v^T - delta)``, ``dq = scale dS k``,
     ``dk = scale dS^T q`` (Dao et al. 2022, Algorithm 4). With a softcap ``S`` is
-    the capped score, and dS is multiplied by ``1 - (S / softcap)^2``, with a
-    ``score_mod`` by its derivative. With ALiBi
+    the capped score, and dS is multiplied by ``1 - (S / softcap)^2``; with a
+    ``score_mod`` dS is multiplied by its derivative. With ALiBi
     ``dalibi_slopes = -sum(dS * abs(i + q_offset - j))`` over all visible pairs of
-    a head, of dS before that factor; slopes of shape (heads_q,) sum it over the
-    batch too. ``dbias`` is dS before that factor. With sinks, ``lse`` includes
-    them, and ``dsinks = -rowsum(exp(sinks - lse) * delta)`` over all rows of a
-    head. With dropout ``M`` is 1 / (1 - dropout_p) where a weight is kept, else 0,
+    a head, with dS before this multiplication; for slopes of shape (heads_q,) the
+    sum is over the batch too. ``dbias`` is dS before this multiplication. With sinks,
+    ``lse`` includes them, and ``dsinks = -rowsum(exp(sinks - lse) * delta)`` over all
+    rows of a head. With dropout ``M`` is 1 / (1 - dropout_p) where a weight is kept, else 0,
     with the rounded dropout_p:
     ``dv = (P * M)^T dout`` and ``dS = P * (M * (dout v^T) - delta)``.
     """

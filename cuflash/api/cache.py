@@ -39,9 +39,9 @@ def append_kv(
         Their values.
     k_cache : array, (batch, capacity, heads_kv, head_dim), or with a page table \
 (pages, page_size, heads_kv, head_dim)
-        Where keys are written. Of k's dtype, or float8. Strides may be any, but elements of
-        the last axis are neighbours. (Arrays that are only read may have any;
-        CUDA copies those whose last axis has gaps.)
+        Where keys are written. Of k's dtype, or float8. Strides may be any, except that the last
+        axis has no gaps. (Arrays that are only read may have any strides; CUDA
+        copies those whose last axis has gaps.)
     v_cache : array, as k_cache with head_dim_v
         Where values are written.
     cache_seqlens : int or array of int32, (batch,)
@@ -79,7 +79,7 @@ def append_kv(
     overflow : array of int32, (batch,), optional
         Set to the number of new tokens of every entry that have no slot, or no
         position in the tables (if the first position is below 0, no token of the
-        entry has one). These tokens are not written, nor is anything else for them.
+        entry has one). These tokens are not written, and change no memory.
     backend : {"auto", "cuda", "numpy"}
         The backend of the memory that holds the caches; another one is refused.
 
@@ -164,7 +164,7 @@ def attention_with_kvcache(
         heads_kv divides heads_q.
     k, v : array, optional
         New tokens, both or neither: they are appended first, as
-        :func:`append_kv` does. Their number need not be seqlen_q, but where queries are packed.
+        :func:`append_kv` does. Their number may differ from seqlen_q, unless queries are packed.
     cache_seqlens : int or array of int32, (batch,)
         Length of every entry before the append. The length after it is larger
         by the new tokens that fit. Later slots are never used and may hold
@@ -183,8 +183,8 @@ def attention_with_kvcache(
     cu_seqlens_q : array of int32, (batch + 1,), optional
         Packed queries: rows ``cu_seqlens_q[b]`` to ``cu_seqlens_q[b + 1]`` of q, and
         of ``k`` and ``v``, belong to entry b; ``k`` and ``v`` then are (total_q,
-        heads_kv, ...). Offsets begin at 0 and do not fall: with others CUDA results
-        are undefined, but no other memory is touched. Rows after the last offset
+        heads_kv, ...). Offsets begin at 0 and never decrease. With other offsets CUDA
+        results are undefined, but no other memory is touched. Rows after the last offset
         belong to no entry: they are not appended, and see no key and no sink.
     max_seqlen_q : int, optional
         The most queries of an entry; only with ``cu_seqlens_q``. CUDA needs it, and

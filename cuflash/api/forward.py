@@ -129,8 +129,8 @@ def attention(
     ----------
     q : array, (batch, seqlen_q, heads_q, head_dim)
         Queries. NumPy, CuPy, or anything with DLPack or
-        ``__cuda_array_interface__``; float16, bfloat16 (the interface cannot
-        say it), float32 or float64; head_dim 1 to 256. A subclass counts as a
+        ``__cuda_array_interface__``; float16, bfloat16 (which the interface cannot
+        name), float32 or float64; head_dim 1 to 256. A subclass counts as a
         plain array; masked arrays, matrices and quantities with a unit are refused.
     k : array, (batch, seqlen_kv, heads_kv, head_dim)
         Keys. heads_kv divides heads_q; query head h reads kv head
@@ -155,9 +155,9 @@ def attention(
     alibi_slopes : array, (heads_q,) or (batch, heads_q), optional
         ALiBi: ``alibi_slopes[h] * abs(i + q_offset - j)`` is subtracted from a
         score, after the softcap and before the mask, but not from sinks. float32
-        (float64 for float64), finite, of either sign. It needs ``q_offset`` from
-        -(2^30 - 2^12) to 2^30 - 2^12 and, except for float64, a ``softcap``, or
-        without one a ``scale``, from 2^-60 to 2^60.
+        (float64 for float64), finite, of either sign. ``q_offset`` must be from
+        -(2^30 - 2^12) to 2^30 - 2^12. Except for float64, ``softcap`` (without a
+        softcap ``scale``) must be from 2^-60 to 2^60.
     bias : array, broadcasts against (batch, heads_q, seqlen_q, seqlen_kv), optional
         Numbers that are added to the scores, after the softcap and before the
         mask. Each axis may be 1, the first ones may be left out, and strides
@@ -200,8 +200,8 @@ def attention(
         q are sequence b, and see only its keys. For ``layout="shd"``. The first
         offset is 0, offsets never decrease, and they are clamped to the number of
         rows. Rows after the last offset are in no sequence: their ``out`` is 0,
-        ``lse`` minus infinity. Query 0 of b is at key ``q_offset``, by default
-        where the last query sees the last key. CUDA reads the offsets as it runs.
+        ``lse`` minus infinity. Query 0 of b is at key ``q_offset``. By default
+        its last query sees its last key. CUDA reads the offsets as it runs.
     scale : float, optional
         Factor of the scores, 2^-100 to 2^100 (float64: 2^900); default ``1 / sqrt(head_dim)``.
     q_offset : int, optional

@@ -159,8 +159,8 @@ def attention_vjp(
         Dtype of the output that the pullback keeps; by default that of ``out``.
         "float32" keeps the output of 16-bit inputs before it is rounded: delta
         = rowsum(dout * out) is then as accurate as float32, which matters
-        where the keys have a large component in common. It keeps 4 bytes an
-        element besides the 2 of ``out``, and rounds ``out`` in a separate pass.
+        where the keys have a large component in common. It takes 4 bytes for
+        each element besides the 2 of ``out``, and rounds ``out`` in a separate pass.
     wrt, deterministic
         As for :func:`attention_backward`.
     blocks, backward_blocks : (int, int), optional
@@ -253,7 +253,7 @@ def _forward(
 
 
 def _residual_dtype(residual_dtype: Any, out_dtype: Any) -> Any:
-    """Return the dtype that the forward pass writes: that of the residual, then rounded to ``out``.
+    """Return the dtype that the forward pass writes; ``out`` is rounded from it if it differs.
 
     Raises
     ------

@@ -62,7 +62,7 @@ class Adopted:
     def spec(self) -> TensorSpec:
         """Its description."""
         array = self.native
-        itemsize = array.dtype.itemsize or 1  # of "V0", which is refused with its name
+        itemsize = array.dtype.itemsize or 1  # "V0" has size 0; checks refuse it later
         whole = all(stride % itemsize == 0 for stride in array.strides)
         return TensorSpec(
             shape=tuple(array.shape),
@@ -121,7 +121,7 @@ def _adopt(name: str, value: Any) -> tuple[Any, Callable[[Any], Any]]:
     if issubclass(kind, of_cupy):
         return value if kind is of_cupy else value.view(type=of_cupy), _same
     check_foreign(name, value)
-    # Looked up in the class, as Python looks up its own protocols: a wrapper that forwards every
+    # The class must have the methods, as for Python's own protocols: a wrapper that forwards every
     # attribute (``__getattr__``) may mean something else than the wrapped object.
     if hasattr(kind, "__dlpack__") and hasattr(kind, "__dlpack_device__"):
         return _dlpack_view(name, value), answer_like(value)

@@ -20,7 +20,7 @@ _LINE = re.compile(r"^(\w+)-(\w+) .(...) (\w+) (\S+) ([1-9]\d*)", re.MULTILINE)
 
 
 class _Mapping(NamedTuple):
-    """A range of addresses that shows a file."""
+    """A range of addresses to which a file is mapped."""
 
     start: int
     end: int

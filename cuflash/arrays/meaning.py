@@ -12,7 +12,7 @@ from ..errors import ArgumentTypeError
 __all__ = ["check_byte_order", "check_foreign", "check_subclass", "class_of", "kind_of"]
 
 #: Methods of PyTorch tensors and JAX arrays that return True if their memory is not their contents.
-#: With each: what is wrong, and what to pass instead.
+#: Each is followed by what is wrong and by what to pass instead.
 _TELL = (
     ("is_neg", "whose negation is still to be done", "its resolve_neg()"),
     (

@@ -93,9 +93,9 @@ def overlaps_itself(array: Any) -> bool:
     extent = _extent(array)
     axes = sorted(extent.axes)
     for position, (step, most) in enumerate(axes):
-        # Two elements whose longest differing axis is this one: they differ by 1 to ``most`` of its
-        # steps, and by minus to plus ``most`` steps of each shorter axis, counted here from minus
-        # ``most``.
+        # Of the axes along which two elements differ, let this one have the longest step. They are
+        # 1 to ``most`` steps apart along it, and -``most`` to ``most`` steps along each axis before
+        # it. The latter are counted from -``most``, so that no count is negative.
         shorter = [(s, 2 * n) for s, n in axes[:position]]
         start = sum(s * n for s, n in axes[:position]) - step
         near = extent.itemsize - 1

@@ -99,7 +99,7 @@ class TensorSpec:
 
     @property
     def aligned(self) -> bool:
-        """Whether every row starts at a multiple of 16 bytes and is one long."""
+        """Whether every row starts at a multiple of 16 bytes and is a multiple of 16 bytes long."""
         if self.strides is None or (self.offset % 16 and 0 not in self.shape):
             return False
         sizes = [self.shape[-1], *self._outer_strides()]
@@ -123,7 +123,7 @@ class TensorSpec:
         return all(size % 16 == 0 and 0 < size < 1 << 40 for size in sizes)
 
     def _outer_strides(self) -> list[int]:
-        if 0 in self.shape:  # which has no rows to lie anywhere
+        if 0 in self.shape:  # no elements, so no rows
             return []
         pairs = zip(self.shape[:-1], self.strides or (), strict=False)
         return [stride for size, stride in pairs if size > 1]

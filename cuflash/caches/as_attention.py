@@ -32,7 +32,7 @@ __all__ = [
 
 #: Arguments of attention, and their names in a call with caches.
 OWN_NAMES = {"k": "k_cache", "v": "v_cache", "seqused_kv": "cache_seqlens", OFFSETS: ARGUMENT}
-#: Arrays that attention takes as they are, in the order in which it takes them.
+#: Arrays that are passed to attention unchanged, in the order of its arguments.
 FEATURES, TARGETS = ("alibi_slopes", "sinks"), ("out", "lse_out")
 
 
@@ -56,7 +56,7 @@ def plan_attention(
         Descriptions by argument name: of ``q`` and the caches, of the arrays
         that locate entries, and of features and destinations.
     sizes, options
-        As they were checked.
+        The checked sizes and keywords.
     scales
         For float8 caches the scales that are numbers, not arrays; None for other caches.
 

@@ -99,7 +99,7 @@ def attend(
 def _computed(
     call: CacheCall, natives: dict[str, Any], keywords: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Attention itself, over arrays that are named as it names them."""
+    """Return the results of attention over arrays that have its argument names."""
     forward = _in_float32 if _is_computed_wider(call) else _forward
     if not call.sizes.most_queries:
         return forward(natives, keywords)
@@ -196,7 +196,7 @@ def _call(
 
 
 def _check_place(call: CacheCall, options: Options) -> None:
-    """Check that the backend is that of the caches' memory: caches are never copied over.
+    """Check that the backend is that of the caches' memory: caches are never moved.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Caches in CUDA memory: one kernel appends, rotates and counts; the host knows no length."""
+"""Caches in CUDA memory: one kernel appends, rotates and counts; the host reads no length."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _Specs = tuple[tuple[str, TensorSpec], ...]
 
 
 class Appended(NamedTuple):
-    """Results of an append for the attention after it; None where there is no query."""
+    """Results of an append for the attention after it; ``queries`` is None if there are none."""
 
     lengths: Any  # int32, (batch,): length of every entry after the append
     queries: Any  # rotated, or as they were given

@@ -33,7 +33,7 @@ class Sizes:
     slots
         Number of slots of an entry of the caches, or of a page.
     capacity
-        Number of slots of an entry of the batch: of all pages in its row of the table.
+        Number of slots of an entry of the batch; with pages, those of all pages in its row.
     most_queries
         The most queries of an entry if queries are packed; 0 if every entry has
         equally many.
@@ -61,7 +61,7 @@ class CacheCall:
     length
         ``cache_seqlens`` if it is a number.
     interleaved
-        Whether rotated pairs are neighbours; None if nothing is rotated.
+        Whether the columns of a rotated pair are neighbours; None if nothing is rotated.
     sizes
         The sizes, from the shapes.
     scales

@@ -47,9 +47,10 @@ def append(call: CacheCall, lengths: Lengths) -> None:
 
 
 def rotated_queries(call: CacheCall, lengths: Lengths, advance: bool) -> _Array:
-    """Return queries rotated at their positions, which advance by row or are all the first.
+    """Return rotated queries.
 
-    A query beyond the tables becomes NaN.
+    With ``advance`` each query is one position after the query before it; otherwise all queries
+    are at the first position. A query beyond the tables becomes NaN.
     """
     q: _Array = call.native("q")
     tables = call.native("rotary_cos"), call.native("rotary_sin")

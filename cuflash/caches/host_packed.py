@@ -1,4 +1,4 @@
-"""Attention of packed queries over caches in host memory: an entry after the other."""
+"""Attention of packed queries over caches in host memory: one entry after the other."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ __all__ = ["check_queries", "forward_packed", "positions_of_rows", "rows_of"]
 
 _Array = NDArray[Any]
 _Arrays = dict[str, Any]
-#: Arrays that have an axis of entries, but for slopes that all share.
+#: Arrays that always have an axis of entries. Slopes have one unless all entries share them.
 _OF_ENTRIES = ("k", "v", "seqused_kv")
 
 
 def check_queries(call: CacheCall) -> None:
-    """Hold the entries against ``max_seqlen_q``, where that is given.
+    """Check that no entry has more queries than ``max_seqlen_q``, if it is given.
 
     Raises
     ------
@@ -41,18 +41,18 @@ def forward_packed(
     natives: Mapping[str, Any],
     keywords: Mapping[str, Any],
 ) -> _Arrays:
-    """Out and lse of all entries, rows of no entry as those that see no key and no sink.
+    """Return out and lse of all entries; rows of no entry are 0 and minus infinity.
 
     Parameters
     ----------
     call
-        As it was checked.
+        The checked call.
     forward
         Attention of a batch.
     natives
-        What attention is given, the keys of every entry from their first row on.
+        The arrays of attention; the used keys of an entry are its first rows.
     keywords
-        Of attention.
+        The keywords of attention.
     """
     *rows, behind = _rows(call)
     q = natives["q"]
@@ -71,7 +71,7 @@ def forward_packed(
 
 
 def rows_of(call: CacheCall, entry: _Array, token: _Array) -> Any:
-    """Index of new tokens in their array."""
+    """Return the index of new tokens in their array."""
     if not call.sizes.most_queries:
         return entry, token
     begins = np.array([own.start for own in _rows(call)], np.int64)
@@ -79,7 +79,7 @@ def rows_of(call: CacheCall, entry: _Array, token: _Array) -> Any:
 
 
 def positions_of_rows(call: CacheCall, lengths: Lengths, advance: bool) -> _Array:
-    """Where every query is rotated; rows of no entry as if at position 0."""
+    """Return the position at which every query is rotated; 0 for rows of no entry."""
     positions = np.zeros(call.spec("q").shape[0], np.int64)
     for own, first in zip(_rows(call)[:-1], lengths.positions, strict=True):
         positions[own] = first + np.arange(own.stop - own.start) * advance
@@ -91,7 +91,7 @@ def _rows(call: CacheCall) -> list[slice]:
 
 
 def _of_entry(natives: Mapping[str, Any], b: int) -> _Arrays:
-    """Arrays of one entry, and those that all share."""
+    """Return the arrays of one entry, and the arrays that all entries share."""
     found = {name: natives[name][b : b + 1] for name in _OF_ENTRIES}
     slopes = natives.get("alibi_slopes")
     if slopes is not None:

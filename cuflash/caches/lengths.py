@@ -53,7 +53,7 @@ def lengths_of(call: CacheCall, queries: _Array | int = 0) -> Lengths:
     call
         A call whose shapes are checked.
     queries
-        Number of positions that queries are rotated at, from the first new token's on.
+        Number of positions at which queries are rotated; the first is that of the first new token.
 
     Raises
     ------

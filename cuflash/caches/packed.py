@@ -35,7 +35,7 @@ _Array = NDArray[Any]
 def check_most(value: Any, packed: bool, where: int | None) -> int:
     """Return the most queries of an entry; 0 if queries are not packed.
 
-    Calls with host arrays may leave it out.
+    Calls with host arrays may leave ``max_seqlen_q`` out.
 
     Parameters
     ----------
@@ -49,7 +49,7 @@ def check_most(value: Any, packed: bool, where: int | None) -> int:
     Raises
     ------
     ArgumentTypeError, ArgumentValueError
-        If it is not a number of queries, or is missing, or if there are no offsets.
+        If it is missing, is not a number of queries, or is given without offsets.
     """
     if not packed:
         if value is not None:
@@ -113,8 +113,8 @@ def without_batch_axis(spec: TensorSpec) -> TensorSpec:
 def rows_of_entries(offsets: _Array, total: int) -> list[slice]:
     """Return the rows of every entry on the host, then the rows that no entry has.
 
-    Offsets do not fall. One that is below the one before it, or outside of the
-    array, counts here as the nearest that is neither; the first entry begins at row 0.
+    The first entry begins at row 0. An offset that is below the one before it, or
+    outside of the array, counts as the nearest valid offset.
     """
     ends = np.maximum.accumulate(np.clip(offsets[1:].astype(np.int64), 0, total))
     begins = [0, *ends.tolist()]

@@ -31,7 +31,7 @@ CACHE_ARGUMENTS = (
     *("k_cache", "v_cache", "rotary_interleaved", "cache_dtype", "max_seqlen_q"),
     *(*TABLES, *PER_ENTRY, *SCALES),
 )
-#: Those of them that are not arrays, and do not describe one.
+#: The cache arguments that neither are arrays nor describe one.
 NO_ARRAYS = ("rotary_interleaved", "max_seqlen_q")
 _OF_ATTENTION = ("cache_leftpad", "max_seqlen_q")
 _OF_APPEND = ("k", "v", *(name for name in CACHE_ARGUMENTS if name not in _OF_ATTENTION))
@@ -46,7 +46,7 @@ TAKEN: Mapping[str, tuple[str, ...]] = {
 
 
 class _Step(NamedTuple):
-    """The compiled kernels of a plan, and the indices of their addresses in those of a run."""
+    """The compiled kernels of a plan, and the indices of their addresses in a run's addresses."""
 
     launcher: PreparedPlan
     places: tuple[int, ...]
@@ -60,7 +60,7 @@ class _Steps(NamedTuple):
 
     @property
     def counter_offset(self) -> int | None:
-        """As for :class:`~cuflash.cuda.launch.PreparedPlan`: attention alone draws tiles."""
+        """As for :class:`~cuflash.cuda.launch.PreparedPlan`; an append has no counter."""
         found = [step.launcher.counter_offset for step in self.steps]
         return next((offset for offset in found if offset is not None), None)
 

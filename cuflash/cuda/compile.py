@@ -203,7 +203,7 @@ class _AfterCompiling:
 def _load(
     config: KernelConfig, text: str, root: Path, compiled: Callable[[], None]
 ) -> CompiledKernel:
-    """A kernel from CuPy's cache, or else compiled; ``compiled`` may then refuse it."""
+    """A kernel from CuPy's cache, or a new one: ``compiled`` is then called, and may raise."""
     import cupy
 
     function = cupy.RawKernel(text, config.entry, compile_options(config, root))

@@ -25,7 +25,8 @@ def is_current(device_id: int) -> bool:
     """Whether a device is the thread's current one, so that the thread can launch on it.
 
     The driver launches only in a context, and a thread that has not called CUDA has none. The first
-    answer here gives the thread its device's context (CUDA Runtime API: ``cudaSetDevice``).
+    call with the thread's device therefore makes its context current (CUDA Runtime API:
+    ``cudaSetDevice``).
     """
     import cupy
 

@@ -22,8 +22,8 @@ from .tile_counter import counter_of_launch
 
 __all__ = ["Places", "PreparedKernel", "PreparedPlan"]
 
-#: Strides, in elements, of every tensor of a call: (batch, row, head), and (batch, row, head,
-#: column) of one that broadcasts.
+#: Strides, in elements, of every tensor of a call: (batch, row, head), and for a tensor that
+#: broadcasts (batch, row, head, column).
 Strides = Mapping[str, tuple[int, ...]]
 
 #: The stride fields in the parameters.
@@ -51,7 +51,7 @@ class _Parameters(NamedTuple):
     """The parameters of one launch, as the driver takes them. Immutable: threads share them."""
 
     words: npt.NDArray[np.uint64]  # the structure, then the structure's own address
-    address: int  # of that last word: the driver takes a list of pointers to parameters
+    address: int  # address of the last word: the driver takes a list of pointers to parameters
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class PreparedKernel:
     handle: int
     shape: tuple[int, ...]  # grid, block, bytes of shared memory: as the driver takes them
     template: npt.NDArray[np.uint64]  # the parameters' values that are the same in every launch
-    places: Places  # of the other values
+    places: Places  # positions of the other values
 
     def parameters(self, pointers: Mapping[str, int], workspace: int, counter: int) -> _Parameters:
         """The parameters of launches with these addresses; an absent tensor is at 0."""

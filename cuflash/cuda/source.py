@@ -69,7 +69,7 @@ def source_digest(root: Path, generation: str, kernel: str) -> str:
 class Sources:
     """The CUDA sources as they are now: each file is read at most once.
 
-    Names are strings, because the first call of a process waits for this, and paths are slow.
+    Names are strings, because ``Path`` is slow and the first call of a process waits for the files.
     """
 
     def __init__(self, root: Path) -> None:
@@ -128,7 +128,7 @@ class _File:
     def differs(self, other: _File) -> bool:
         """Whether it was edited in between.
 
-        An edit back to the same text counts: a compiler may have read another text.
+        An edit that restores the text counts too: a compiler may have read the text in between.
         """
         return (self.time, self.data) != (other.time, other.data)
 
@@ -143,7 +143,7 @@ def _digest(files: tuple[tuple[str, _File], ...]) -> str:
 
 @functools.lru_cache(maxsize=512)
 def _read(path: str, name: str, time: int, mark: tuple[int, ...]) -> _File:
-    del mark  # two texts of the same time differ in it
+    del mark  # a part of the cache's key: it distinguishes texts of the same time
     with open(path, "rb") as file:
         data = file.read()
     folder = posixpath.dirname(name)
@@ -184,7 +184,7 @@ def translation_unit(
     )
 
 
-#: Types of ``Config`` that only one feature may replace, as in a plain kernel.
+#: Types of ``Config`` that only one feature may replace, with their definitions in a plain kernel.
 _SINGLE = {
     "Lengths": "FixedLengths",
     "Weights": "AllWeights",

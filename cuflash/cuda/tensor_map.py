@@ -52,7 +52,7 @@ def _encode() -> Any:
 
 
 def address_word(maps: Mapping[int, npt.NDArray[np.uint64]]) -> int | None:
-    """The one word in which maps, by address, differ, if it is their address; else None."""
+    """The index of the address in maps, if nothing else differs between them; else None."""
     words = np.array([*maps.values()])
     (differing,) = np.nonzero((words != words[0]).any(axis=0))
     if len(differing) != 1 or [*words[:, differing[0]]] != [*maps]:
@@ -99,7 +99,7 @@ class TensorMapEncoder:
         self._strides = (ctypes.c_uint64 * 3)(*spans)
         panel = _PANEL // 2 if itemsize == 1 and columns <= _PANEL // 2 else _PANEL
         self._swizzle = _SWIZZLES[panel]
-        # A row of bytes is seldom longer than 128; the next one is another head's.
+        # A row of a uint8 tensor rarely has more than 128 bytes, and another head's row follows it.
         self._promotion = _PROMOTE_L2_128B if itemsize == 1 else _PROMOTE_L2_256B
         self._box = (ctypes.c_uint32 * 4)(panel // itemsize, rows, 1, 1)
         self._steps = (ctypes.c_uint32 * 4)(1, 1, 1, 1)

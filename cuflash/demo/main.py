@@ -74,7 +74,7 @@ def run(options: Options, console: Console | None = None) -> bool:
 
 
 def generations(options: Options, text: Text, xp: Any) -> dict[str, float | str]:
-    """Return tokens per second by way of computing attention, or why a way cannot run."""
+    """Return tokens per second for each way of computing attention, or why it cannot run."""
     ways: dict[str, Attention | None] = {
         name: CuflashAttention(xp, options.dtype, options.backend, name) for name in ALGORITHMS
     }

@@ -90,7 +90,7 @@ class Report:
             self._say(f"{count:,} {operation} passes ran {algorithm} on {backend}")
 
     def generations(self, rates: Mapping[str, float | str]) -> None:
-        """Print tokens per second by way of computing attention, or why a way did not run."""
+        """Print tokens per second for each way of computing attention, or why it did not run."""
         self._head("The same network, trained through each, tokens per second")
         table = Table()
         for column in ("attention", "tokens per second", "times the slowest"):

@@ -62,7 +62,7 @@ def train(
     xp : module
         ``numpy`` or ``cupy``.
     told : callable
-        Called now and then with the number of steps done and the loss of the last step.
+        Called at intervals with the number of steps done and the loss of the last step.
     """
     parameters = Parameters.drawn(options.shape, options.seed, "float32", xp)
     network = Network(parameters, attention, xp)

@@ -53,7 +53,7 @@ class DevicePart:
     ----------
     kernels
         The kernels that it changes. A term of the scores changes :data:`MAIN_KERNELS`; lengths and
-        ends of rows also change the small kernels that must know the dead rows.
+        ends of rows also change the small kernels that need the dead rows.
     struct
         C++ name of its parameters; the member has the feature's name.
     block

@@ -1,11 +1,10 @@
 """The pairs that dropout keeps: random bits that depend only on the pair's position.
 
-One call of Philox serves the eight pairs that one lane holds of 16 queries by 16 keys in the
-operand of a matrix product. Query i and key j of head h of entry b have the counter ``(j / 16 * 4 +
-j % 8 / 2, i / 16 * 8 + i % 8, b * heads + h, offset)``. Of its four words they use number ``i / 8 %
-2 + 2 * (j / 8 % 2)``: the lower half if j is even, else the upper half. 14 bits of that half are
-the draw, and a pair is kept if its draw is below a limit. ``cuda_src/features/dropout.cuh`` draws
-the same.
+One call of Philox serves eight pairs: those that one lane holds of an operand of 16 queries by 16
+keys. Query i and key j of head h of entry b have the counter ``(j / 16 * 4 + j % 8 / 2, i / 16 * 8
++ i % 8, b * heads + h, offset)``. The pair uses word ``i / 8 % 2 + 2 * (j / 8 % 2)`` of the four
+words: the lower half if j is even, else the upper half. 14 bits of that half are the draw, and a
+pair is kept if its draw is below a limit. ``cuda_src/features/dropout.cuh`` draws the same.
 """
 
 from __future__ import annotations

@@ -54,8 +54,8 @@ class ArrayRule:
         For an array with one axis that is not an axis of the problem: the lengths it may have; a
         new array has the first.
     part_length
-        The length if it also holds the part of a larger call at which the arrays begin; no public
-        function uses this.
+        The length of an array that also holds the entry and the head of a larger call at which the
+        arrays begin; no public function uses this.
     most_axes
         For an array with axes of its own, of any sizes: their largest number.
     argument

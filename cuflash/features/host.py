@@ -38,9 +38,9 @@ class ScorePlace:
 
 
 #: Changes scores in place. They are in natural units, ``scale * q k^T``. A term adds a number that
-#: does not depend on the score (so its slope is 1), or sets minus infinity, which hides a pair. The
-#: scores of a row may lack a common number. A row whose pairs are all hidden is dead, as under a
-#: mask. With sinks it still has a weight: q and dout of such a row must then be finite.
+#: does not depend on the score (so its slope is 1), or sets minus infinity, which hides a pair. A
+#: number may have been subtracted from all scores of a row. A row whose pairs are all hidden is
+#: dead, as under a mask. With sinks it still has a weight: its q and dout must then be finite.
 Term: TypeAlias = Callable[[npt.NDArray[Any], ScorePlace, Given], None]
 
 #: Changes scores in place by a function of them; returns the slopes at the old scores.

@@ -62,7 +62,7 @@ def _use(request: Request) -> Use | None:
 
 
 def _check_offsets(request: Request) -> None:
-    """Check that both are given, equally long and not empty; without pairs they might be empty.
+    """Check that both arrays are given, equally long and not empty.
 
     Raises
     ------
@@ -90,7 +90,7 @@ def sequences_of(specs: Mapping[str, TensorSpec], layout: LayoutName) -> int:
     ArgumentValueError
         If the arrays have a batch axis, or heads before rows.
     """
-    if QUERY_OFFSETS in specs:  # of entries whose keys are in caches
+    if QUERY_OFFSETS in specs:  # packed queries over caches
         return math.prod(specs[QUERY_OFFSETS].shape)
     given = [name for name in NAMES if name in specs]
     if given and layout != "shd":

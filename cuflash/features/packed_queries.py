@@ -1,8 +1,8 @@
-"""Packed queries, as attention over caches adds them to a call: entries with numbers of their own.
+"""Packed queries of attention over caches: every entry has its own number of queries.
 
 Rows ``offsets[b]`` to ``offsets[b + 1]`` of q are the queries of entry b, whose keys
-are those of its cache; rows behind the last offset belong to no entry. The last
-query of an entry is at its last key. Attention itself has no such argument.
+are those of its cache. Rows after the last offset belong to no entry. The last query
+of an entry is at its last key. The function ``attention`` does not have this argument.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _DEVICE = DevicePart(
 )
 
 
-#: In the kernel that appends, whose array has the caller's name.
+#: For the kernel that appends, where the array has the name that callers use.
 _TOKENS = DevicePart(
     kernels=frozenset((("steps", "append_kv"),)),
     struct="PackedTokensParams",
@@ -45,7 +45,7 @@ _TOKENS = DevicePart(
 
 
 def packed_tokens(offsets: Operand) -> Use:
-    """What new tokens and queries that are packed add to the kernel that appends."""
+    """Return what packed tokens and queries add to the kernel that appends."""
     return Use("packed_tokens", _TOKENS, operands=(offsets,))
 
 

@@ -15,7 +15,7 @@ from .use import Use
 __all__ = ["SINKS"]
 
 
-#: Kernels that change; in a backward pass, those that must know the dead rows.
+#: Kernels that change; in a backward pass, those that need the dead rows.
 _KERNELS = frozenset(
     (
         *(("fa1", "forward"), ("fa2", "forward"), ("fa3", "forward")),

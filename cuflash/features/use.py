@@ -49,7 +49,7 @@ class Use:
     host
         Its additions to the tiled NumPy code; None if it changes no score.
     unit
-        The natural value of one unit of its kernels' scores; None if it does not change it.
+        One unit of its kernels' scores in natural units; None if the feature does not change it.
     pair_sums
         The operand whose gradient is requested, if it has one number for each head: kernels sum
         every pair's contribution while they make dS. None without such a gradient.

@@ -26,8 +26,8 @@ def bounds_of(
 ) -> Bounds:
     """The bounds of a call; sides may be negative.
 
-    None for a bound that hides nothing, but with ``every`` only for one that was not asked for:
-    entries may have fewer queries and keys than the call.
+    A bound that hides nothing becomes None. With ``every`` entries may have fewer queries and keys
+    than the call, so a bound is None only if the call does not ask for it.
 
     Both are clamped to values at which every query sees nothing, and with ``every`` also to values
     at which every query of every entry sees all keys. With the longest sequences ``i + last + 1``
@@ -73,7 +73,7 @@ _DEVICE = DevicePart(
 def _use(request: Request) -> Use | None:
     problem = request.problem
     if not problem.has_first:
-        return None  # every kernel knows the last key
+        return None  # the bound on the last key is a parameter of every kernel
     return Use("window", _DEVICE, numbers=(("first", problem.q_first),))
 
 

@@ -94,9 +94,9 @@ def attention(
         A number for every pair, added to its score after the softcap; minus
         infinity hides the pair. Any axis may be 1, and the first ones may be
         left out: no axis is repeated in memory. If query has no batch axis, the
-        batch of ``bias`` is 1. Of query's dtype, and then cast with it, or float32.
-        It can be differentiated: the gradient has its shape and dtype, summed over
-        the axes that it is broadcast along.
+        batch of ``bias`` is 1. Of float32, or of query's dtype; ``dtype`` then casts
+        it too. It can be differentiated: the gradient has its shape and dtype, summed
+        over the axes that it is broadcast along.
     mask : array of bool, (batch, heads_q, seqlen_q, seqlen_kv), optional
         False hides a pair, besides ``is_causal`` and a window. Its axes are as
         those of ``bias``, and ``dtype`` does not cast it. It has no gradient.
@@ -124,8 +124,8 @@ def attention(
     implementation : {None, "cuflash"}
         Both mean cuflash. JAX's "xla" and "cudnn" are refused.
     return_residual : bool
-        Also return the log-sum-exp as JAX does, a constant of :func:`jax.grad`;
-        refused beside ``return_lse``.
+        Also return the log-sum-exp as JAX does; :func:`jax.grad` treats it as a
+        constant. Refused beside ``return_lse``.
     softcap : float, optional
         Scores become ``softcap * tanh(score / softcap)`` before the masks,
         compiled in. None and 0: no cap.
@@ -144,14 +144,14 @@ def attention(
     alibi_slopes : array, (heads_q,) or (batch, heads_q), optional
         ALiBi: ``alibi_slopes[h] * abs(i + q_offset - j)`` is subtracted from a
         score, after the softcap and before the masks. With the default q_offset
-        of 0 query i is at key i. float32, or float64 for float64; ``dtype``
-        casts it where it casts query between the two. Finite, of either sign;
-        (heads_q,) if query has no batch axis. It can be differentiated.
+        of 0 query i is at key i. float32, or float64 for float64; if ``dtype``
+        casts query from or to float64, it casts the slopes too. Finite, of either
+        sign; (heads_q,) if query has no batch axis. It can be differentiated.
     sinks : array, (heads_q,), optional
         One more score for every row of a head, not scaled, whose value is 0: it
-        enters the softmax and lse. Of query's dtype, and then cast
-        with it, or float32 (float64 for float64). It can be differentiated;
-        minus infinity is no sink.
+        enters the softmax and lse. Of float32 (float64 for float64), or of query's
+        dtype; ``dtype`` then casts it too. It can be differentiated; minus
+        infinity is no sink.
     cu_seqlens_q, cu_seqlens_kv : array of int32, (sequences + 1,), optional
         Offsets of packed sequences in arrays without a batch axis, as for
         :func:`cuflash.attention`. A sequence sees only its own keys. Its first
@@ -220,8 +220,8 @@ def attention(
     reverse mode exist: forward mode and second derivatives are refused. Under
     :func:`jax.vmap` arrays that are not mapped are repeated for each mapped
     entry, except ``sinks``, ``bias`` and both masks. With several mapped axes,
-    ``bias`` and masks are repeated along an axis that they lack between two axes
-    that they have; the batch is the last of these axes. If ``sinks`` or their
+    ``bias`` and masks are repeated along a missing axis between two present ones;
+    the batch counts as the last of these axes. If ``sinks`` or their
     gradient are mapped, each mapped entry becomes separate heads, for which arrays
     are copied. Under :func:`jax.vmap` the gradient of ``bias`` has an entry for
     each mapped entry, and JAX adds these up if ``bias`` is not mapped.
@@ -234,9 +234,9 @@ def attention(
     not divided, and the gradient of ``bias`` is summed over the devices that
     share it. :func:`jax.shard_map` works with and without ``check_vma``.
 
-    Divided arrays of a ``score_mod`` are gathered, and a mapped one takes a pass
-    for each entry. ``batch`` and ``head`` in its text are indices in the whole
-    arrays, and in one mapped entry.
+    Divided arrays of a ``score_mod`` are gathered. If its arrays are mapped, each
+    entry takes a separate pass. ``batch`` and ``head`` in its text are indices in
+    the whole arrays, within one mapped entry.
 
     The dropout of a pair of a query and a key depends on the entry, the head, the
     positions and the words of ``dropout_rng``, as in :func:`cuflash.attention` with
@@ -285,7 +285,7 @@ def _compute(given: dict[str, Any], call: Call, dtype: str | None) -> tuple[Any,
     if one:
         without = [name for name in arrays if has_batch(name) and name not in whole]
         arrays |= {name: arrays[name][None] for name in without}
-    else:  # before the primitive, so that JAX sums gradients of shared arrays over the batch
+    else:  # repeated outside the primitive, so that JAX sums their gradients over the batch
         shared = {name: a for name, a in arrays.items() if may_share_batch(name) and a.ndim == 1}
         arrays |= {name: repeated(a, q.shape[0], q) for name, a in shared.items()}
     arrays |= lengths

@@ -57,7 +57,7 @@ def attention_with_kvcache(
     algorithm: AlgorithmChoice = "auto",
     blocks: tuple[int, int] | None = None,
 ) -> tuple[Any, ...]:
-    """Append new tokens to caches, and return attention over the caches and the caches.
+    """Append new tokens to caches; return attention over the caches, and the caches.
 
     This is :func:`cuflash.attention_with_kvcache` under :func:`jax.jit`. If the
     computation may overwrite the given caches (they are donated, or a loop carries
@@ -74,7 +74,7 @@ def attention_with_kvcache(
     k, v : array, (batch, new_tokens, heads_kv, width), optional
         New tokens, both or neither.
     cache_seqlens : int or array of integers, (batch,) or ()
-        Length of every entry before the append, or of all.
+        Length of every entry before the append, or one length for all entries.
     page_table, cache_batch_idx, cache_leftpad, rotary_seqlens : array of integers, optional
         As for :func:`cuflash.attention_with_kvcache`.
     rotary_cos, rotary_sin, rotary_interleaved
@@ -84,7 +84,7 @@ def attention_with_kvcache(
         other arrays are then float16 or bfloat16. A number is compiled in; an array may
         be traced, and its numbers are not checked.
     causal, window_size, softcap, scale, kv_chunk, algorithm, blocks
-        Likewise, compiled in. As there, the last query sees the last key.
+        Likewise, compiled in. The last query sees the last key.
     alibi_slopes, sinks : array, optional
         Likewise.
     return_lse : bool
@@ -98,7 +98,7 @@ def attention_with_kvcache(
         The caches after the append; without new tokens as they were given.
     overflow : array of int32, (batch,)
         Number of new tokens of every entry that have no slot, or no position in
-        the rotary tables. They are not written, nor is anything else for them.
+        the rotary tables. These tokens are not written, and change no memory.
     lse : array, (batch, heads_q, seqlen_q)
         Only with ``return_lse``.
 
@@ -123,7 +123,7 @@ def attention_with_kvcache(
 
     Arrays that are divided over several devices are gathered first; on a mesh of
     explicit axes they are refused. Inside :func:`jax.shard_map` each device attends
-    to its own heads, or its own entries. If heads are divided there, JAX cannot know
+    to its own heads, or its own entries. If heads are divided there, JAX cannot infer
     that ``overflow`` is the same on all devices: use :func:`jax.lax.pmax` of it.
 
     Examples

@@ -22,7 +22,7 @@ from .passes import Pass
 
 __all__ = ["FEATURES", "CachedCall"]
 
-#: Arrays of features of attention, which the checks of caches do not know.
+#: Arrays of features of attention, which the checks of caches do not take.
 FEATURES = ("alibi_slopes", "sinks")
 _CACHES = ("k_cache", "v_cache")
 
@@ -38,7 +38,7 @@ class CachedCall(Pass):
     options
         The checked keywords.
     interleaved
-        Whether rotated pairs are neighbours; None if nothing is rotated.
+        Whether the columns of a rotated pair are neighbours; None if nothing is rotated.
     names
         Names of the arguments, in order.
     scales
@@ -106,7 +106,7 @@ class CachedCall(Pass):
 
 
 def _sizes(call: CachedCall, specs: dict[str, TensorSpec], length: int | None) -> Sizes:
-    """Sizes of a call whose arrays are held against each other."""
+    """Check the arrays of a call against each other, and return its sizes."""
     plain = {name: spec for name, spec in specs.items() if name not in FEATURES}
     return check_specs(plain, length, call.interleaved, call.scales is not None)[1]
 

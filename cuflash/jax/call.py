@@ -72,7 +72,7 @@ class Call(Pass):
 
     @property
     def counts_parts(self) -> bool:
-        """Whether a part of divided arrays has to know its first entry and head."""
+        """Whether a part of divided arrays needs its first entry and head."""
         return bool(self.draw_heads) or self.score_heads is not None
 
     @property
@@ -135,7 +135,7 @@ class Call(Pass):
     def over(self, arrays: Sequence[Any]) -> Call:
         """Return the pass with the options that say which entries share draws and arrays.
 
-        They follow from the shapes; those of a device's parts if arrays are divided.
+        They follow from the shapes; if arrays are divided, from the shapes of a device's parts.
         """
         given, mapped = self.named(arrays), self.mapped(arrays)
         if not mapped and self.draw_heads is None and self.score_heads is None:
@@ -175,7 +175,7 @@ class Call(Pass):
 
 
 def _batch_of(name: str, batch: tuple[int, ...], given: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return mapped axes and batch of a result; a gradient of a broadcast array has its batch."""
+    """Return mapped axes and batch of a result: those of the array for a broadcast gradient."""
     if not broadcasts(name):
         return batch
     *mapped, _ = batch

@@ -95,7 +95,7 @@ class DeviceCall:
         made = (*self.call.results, "workspace")[: len(buffers) - len(self.call.names)]
         names = (*self.call.names, *made)  # arrays written in place are in both, at one address
         at = [
-            0 if 0 in buffer.shape else address  # it may have no memory
+            0 if 0 in buffer.shape else address  # an empty buffer may have no memory
             for (address, _), buffer in zip(places, buffers, strict=True)
         ]
         pointers = dict(zip(names, at, strict=True))

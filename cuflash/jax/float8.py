@@ -32,7 +32,7 @@ def scales_of(
     ------
     ArgumentTypeError, ArgumentValueError
         If a scale is missing beside float8 caches, is given beside other caches, or is
-        no scale; if only one of the caches is float8; and of caches of bytes.
+        no scale; if only one of the caches is float8; or if the caches hold bytes.
     """
     float8 = _are_float8({name: str(array.dtype) for name, array in caches.items()})
     arrays, numbers = split_scales(given, float8)
@@ -51,6 +51,6 @@ def _are_float8(dtypes: Mapping[str, str]) -> bool:
 
 
 def _in_float32(scale: Any) -> Any:
-    """A traced number of Python in float32; any other array as it is."""
+    """Return a traced Python number in float32, and any other array unchanged."""
     is_number = scale.weak_type and not jnp.issubdtype(scale.dtype, jnp.complexfloating)
     return scale.astype(jnp.float32) if is_number else scale

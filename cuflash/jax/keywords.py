@@ -126,7 +126,7 @@ def _check_dropout(rate: Any, rng: Any, broadcast: Any, deterministic: Any) -> f
 
 
 def _check_precision(precision: Any, force_fp32_for_softmax: Any) -> None:
-    """Accept every setting of :class:`jax.lax.Precision`: the pass meets all of them.
+    """Accept every setting of :class:`jax.lax.Precision`: the pass is precise enough for all.
 
     Raises
     ------

@@ -66,7 +66,7 @@ def _checked(name: str, lengths: Any, batch: int) -> Any:
 
 
 def as_int32(name: str, lengths: Any) -> Any:
-    """Return an array of integers as int32, clamped: clamped numbers are out of range too.
+    """Return an array of integers as int32; larger ones are clamped, and stay out of range.
 
     Raises
     ------

@@ -58,7 +58,7 @@ def lower(context: Any, *values: Any, call: Pass, divided: Callable[..., Any] | 
     site.prepare(context.avals_in)
     parts = divided is not None and _is_divided(module.axis_context)
     if site.is_native and not (parts and _may_be_taken()):
-        module.add_keepalive(site)  # which refuses serialisation
+        module.add_keepalive(site)  # the site refuses serialisation
     else:
         module.add_host_callback(site)
         site.index = len(module.host_callbacks) - 1

@@ -80,7 +80,7 @@ def _compute_part(
 def _with_place(
     given: Mapping[str, Any], mapped: int, divided: Mapping[str, tuple[Any, ...]], name: str
 ) -> Any:
-    """Return an array whose last two numbers are the part's first entry and head of all."""
+    """Return an array whose last two numbers are the part's first entry and first head."""
     q, words = given["q"], given[name]
     axes = free_axes("q", mapped)
     begins = [
@@ -112,8 +112,8 @@ def _infer_results(
 def _mesh_of(mesh: Mesh, operands: Sequence[Any]) -> Mesh:
     """Return the mesh; without one, a row of the devices that an array is divided over.
 
-    XLA also asks before it knows how any array is divided: then nothing is divided,
-    and any mesh can say so.
+    XLA also asks before any array has a division. Then nothing is divided, and every
+    mesh can describe that.
     """
     if not mesh.empty:
         return mesh

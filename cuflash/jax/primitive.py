@@ -28,9 +28,9 @@ from .partition import compute_divided
 from .types import filled, joined, repeated, result_types, with_heads, without_heads
 
 try:
-    # custom_partitioning has to know the devices, and adds its primitive to this set.
+    # custom_partitioning needs the devices, and adds its primitive to this set.
     from jax._src.dispatch import prim_requires_devices_during_lowering
-except ImportError:  # elsewhere in another JAX: then divided arrays are gathered
+except ImportError:  # another version of JAX has it elsewhere: divided arrays are then gathered
     prim_requires_devices_during_lowering = set()
 
 __all__ = ["run"]
@@ -160,11 +160,11 @@ def _by_heads(
             continue
         axis, mapped = _heads_axis(name, inner), is_mapped[name]
         one = broadcasts(name) and array.shape[axis + mapped] == 1
-        if one and not mapped and name not in wanted:  # one head for all, of every entry
+        if one and not mapped and name not in wanted:  # all heads and entries share it
             heads[name] = array
             continue
         whole = array if mapped else repeated(array, size, like)
-        if one:  # heads of one entry share it: no stride can say that, so each gets a copy
+        if one:  # the heads of an entry share it, which no stride can express: each gets a copy
             alone.add(name)
             whole = filled(whole, axis + 1, q, _heads_axis("q", inner) + is_mapped["q"])
         heads[name] = with_heads(whole, axis)

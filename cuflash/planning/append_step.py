@@ -22,7 +22,7 @@ _Shape = tuple[int, int, int, int]
 
 @dataclass(frozen=True)
 class AppendProblem(AttentionProblem):
-    """An append: its keys are the new tokens, its queries those that are rotated.
+    """An append: its keys are the new tokens, and its queries are the rotated queries.
 
     Attributes
     ----------

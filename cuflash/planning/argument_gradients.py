@@ -26,7 +26,7 @@ class _Bias:
     heads: int
     by_rows: bool
     by_keys: bool
-    length: int  # of a partial gradient, where it is summed in two kernels
+    length: int  # of a partial gradient, if two kernels sum the gradient
     dtype: DTypeName
     alone: bool  # the terms added to scores are the same in every step that is summed
 

@@ -15,7 +15,7 @@ from .tiles.common import Arithmetic, ceil_div
 
 __all__ = ["BlockBits", "bits_of_tiles"]
 
-#: Tiles of a word, and its bytes: one bit says that a tile is seen, one that all of it is seen.
+#: Tiles of a word, and its bytes. A tile has two bits: some of it is seen, and all of it is seen.
 _TILES_OF_WORD, _WORD_BYTES = 32, 8
 
 

@@ -70,7 +70,7 @@ def _tile(
     def value(tile: fa2.Fa2Tile) -> tuple[int, int, int]:
         blocks = _blocks(problem, tile)
         if isinstance(tile, fa2.Fa2ForwardTile) and blocks <= limits.num_sms:
-            # Each block is alone on its multiprocessor: none runs while it waits for K and V.
+            # Each block is alone on its multiprocessor: no other runs while it waits for K and V.
             return blocks, -tile.block_q, tile.num_stages
         return blocks, -tile.block_q, 0
 

@@ -142,7 +142,7 @@ def _forward(
     if tiles > _MOST_TILES:
         raise UnsupportedError(f"fa3 would need {tiles:,} tiles, it can count {_MOST_TILES:,}")
     head_group = 1
-    if _uneven(problem):  # else tiles take about equal time, and groups of one head do
+    if _uneven(problem):  # otherwise tiles take about equal time, and groups of one head suffice
         head_group = even_head_group(problem, limits)
     head_group = whole_entries(problem, head_group)
     grid = min(tiles, limits.num_sms * tile.blocks_per_sm)
@@ -236,7 +236,7 @@ def _backward_launch(
 
 
 def _stays(problem: AttentionProblem, tile: fa3.Fa3BackwardTile, parts: int) -> bool:
-    """Return whether a block computes several kv tiles: of few steps, and without features."""
+    """Return whether a block computes several kv tiles: if a tile has few steps and no features."""
     steps = problem.group * problem.tiles(problem.seqlen_q, tile.block_q)
     others = tile.ordered, tile.operand.stages, tile.kv_tiles_per_convert_block
     plain = not (problem.uses or any(others))
@@ -279,7 +279,7 @@ def _backward_head_group(
     if _uneven(problem):
         most = _MOST_PACKED_HEADS_IN_GROUP if problem.sequences else _MOST_HEADS_IN_GROUP
         return head_group_of(problem, limits, tiles, per_sm, most)
-    return 1  # tiles take about equal time, and groups of one head do
+    return 1  # tiles take about equal time, and groups of one head suffice
 
 
 def _uneven(problem: AttentionProblem) -> bool:

@@ -27,8 +27,9 @@ def chosen_tile(
 ) -> _Choice:
     """Return a tile, the reason for it, and the keys of a chunk.
 
-    The tile has the requested blocks. Otherwise it is, with the chunk, the predicted fastest for a
-    forward pass with few tiles, or the first candidate for these widths and lengths.
+    The tile has the requested blocks, if there are any. Otherwise a forward pass with few tiles has
+    the tile and the chunk that are predicted to be the fastest, and any other pass has the first
+    candidate for these widths and lengths.
     """
     if blocks is not None:
         return _asked_tile(problem, limits, blocks, kv_chunk), "blocks as asked", kv_chunk or 0
@@ -70,8 +71,9 @@ def steadiest(
 ) -> tuple[fa3.Fa3Tile, int] | None:
     """Return the tile and the chunk of a forward pass that are nearly the fastest in all batches.
 
-    In every batch, their predicted time is divided by the shortest of that batch;
-    they have the smallest maximum of this ratio. None if a pass has many tiles.
+    For every batch size the predicted time of a choice is divided by the shortest time.
+    The returned choice has the smallest maximum of these ratios. None if a pass has many
+    tiles.
     """
     worst: dict[tuple[fa3.Fa3Tile, int], float] = {}
     for batch in batches:

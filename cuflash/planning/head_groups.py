@@ -45,12 +45,12 @@ def head_group_of(
 def even_head_group(problem: AttentionProblem, limits: DeviceLimits) -> int:
     """Return the size of head groups for persistent blocks, as equal as possible.
 
-    Keys and values of a head group fit in three fifths of L2, except for one more kv
-    head where a head group begins between query heads that share keys. With fewer
+    Keys and values of a head group fit in three fifths of L2. (A head group that begins
+    between query heads that share keys needs those of one more kv head.) With fewer
     heads, more short tiles are left for the end, and blocks end at more equal times.
     The last head group has at least half as many heads as the others, if the others
-    need not be halved for that: 32 heads are divided into fours, not into sixes and
-    then two, with which single runs took 3 % longer at head_dim 192.
+    need not be halved for that: 32 heads are divided into fours. With sixes and a last
+    group of two, single runs took 3 % longer at head_dim 192.
     """
     width = problem.head_dim + problem.head_dim_v
     bytes_of_head = problem.usual_lengths[1] * width * DTYPES[problem.storage].itemsize

@@ -23,7 +23,7 @@ __all__ = ["batch_invariant_plan"]
 _BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
 #: The batch size otherwise.
 _USUAL_BATCH = 8
-#: The queries of an entry from which on more of them change no choice.
+#: The largest number of queries of an entry that matters: more queries change no choice.
 _MOST_QUERIES = 2**17
 
 
@@ -70,13 +70,15 @@ def _choice(
 
 
 def _usual(problem: AttentionProblem) -> AttentionProblem:
-    """The same of so many entries; of packed queries each has the most that one may have."""
+    """Return the problem with the usual number of entries.
+
+    With packed queries every entry has the most queries that an entry may have.
+    """
     if not problem.most_queries:
         return replace(problem, batch=_USUAL_BATCH)
-    queries = min(
-        max(2, problem.most_queries), _MOST_QUERIES
-    )  # heads of packed queries are no rows of one tile
-    further = problem.seqlen_q - queries  # what query 0 is behind where it then stands
+    # At least two: heads with one query would become rows of one tile, which packed queries do not.
+    queries = min(max(2, problem.most_queries), _MOST_QUERIES)
+    further = problem.seqlen_q - queries  # keys by which query 0 moves on: the last query stays
     return replace(
         problem,
         batch=_USUAL_BATCH,

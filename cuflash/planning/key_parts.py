@@ -26,7 +26,7 @@ _WORTH = 0.95
 
 
 def parts_of(problem: AttentionProblem, tile: fa3.Fa3BackwardTile, at_once: int) -> int:
-    """Return the number of blocks that share a kv tile, each with as many query heads.
+    """Return the number of blocks that share a kv tile, with equally many query heads each.
 
     For example, 32 query heads on one kv head, two batch entries and 64 tiles give 128
     blocks of very unequal length for 132 multiprocessors: one block computes the

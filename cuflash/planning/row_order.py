@@ -9,8 +9,8 @@ from .tiles.common import ceil_div
 __all__ = ["RowOrder"]
 
 #: Blocks for each multiprocessor between a block that writes and a block that needs its result: as
-#: many as run at once. A block clears sums when it begins, and adds to sums until it ends, so that
-#: hardly any block waits.
+#: many as run at once. A block clears sums when it begins, and adds to sums until it ends: at this
+#: distance hardly any block waits.
 _ROUNDS = 1
 
 

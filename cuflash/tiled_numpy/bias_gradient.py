@@ -101,7 +101,7 @@ class BiasGradient:
 
     @property
     def _sharing(self) -> int:
-        """The number of batch entries that share one of the result."""
+        """The number of batch entries that share one entry of the result."""
         return max(1, int(self._problem.batch // max(1, self._result.shape[0])))
 
     def _run(self, sharing: list[_Walked], index: int) -> None:

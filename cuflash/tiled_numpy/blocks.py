@@ -127,10 +127,10 @@ class Blocks:
         """
         first, last = self._sees.first, self._sees.last
         if self._until is not None and last is not None:
-            # From the first key that the first query no longer sees.
+            # The keys from the first one that the first query no longer sees.
             self._limit(scores, tile, self._until, tile.queries.start + last + 1, tile.keys.stop)
         if self._from is not None and first is not None:
-            # From the first key that the first query sees, up to that of the last query.
+            # The keys from the first one that the first query sees, up to that of the last query.
             stop = min(tile.keys.stop, tile.queries.stop - 1 + first)
             self._limit(scores, tile, self._from, tile.queries.start + first, stop)
 

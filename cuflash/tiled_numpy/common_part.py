@@ -3,7 +3,7 @@
 Adding one vector c to every key adds q c to all scores of a row, which the softmax cancels. In
 floating point it does not cancel: scores are rounded relative to their size, and dQ = dS K
 multiplies c by a sum of dS that is zero only if the weights, the log-sum-exp and delta agree to the
-last bit. Those of another pass or another backend do not. Without c neither matters.
+last bit. From another pass or another backend they do not. Without c both errors vanish.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ class GradientRows:
     dlse: Array | None
     dead: Array
     some_dead: bool
-    sinks: Array | None = None  # without what the scores lack
+    sinks: Array | None = None  # less the shift of the scores by a common part
     dq: Array | None = None  # without the factor scale and the common part's contribution
     sums: Array | None = None  # of dS over the keys, if the keys had a common part
     same: Array | None = None  # rows whose given lse belongs to these keys
@@ -95,8 +95,8 @@ class GradientRows:
         """Replace the log-sum-exp by that of the keys without their common part.
 
         If the given value equals the row's own up to rounding, the own value replaces it, because
-        it has more digits. Otherwise the given value is kept, less what the scores lack: the caller
-        may have passed that of more keys than these, whose weight must then exceed the rounding.
+        it has more digits. Otherwise the given value less the shift of the scores is kept: it may
+        cover more keys than these, and the weight of the other keys then exceeds the rounding.
         Heads whose keys have no common part keep the given value, whatever other heads have.
         """
         centred: Array = np.asarray(common.any(axis=(2, 3)))

@@ -123,13 +123,13 @@ class Operands:
         self.common = None
         rows = problem.group * problem.seqlen_q
         # With few rows the subtraction costs more than the products, and only gradients need it. A
-        # term that is a function of the scores needs them whole.
+        # term that is a function of the scores needs scores with the common part.
         wanted = problem.operation == "backward" or rows > FEW_ROWS
         if wanted and not self._terms.have_slopes:
             self.common = common_part(self.keys[:, :, seen])
         if self.common is not None:
-            # An infinity times a key keeps its sign: heads whose queries have one are left
-            # unchanged.
+            # The subtraction may change the sign of a key, and so the sign of an infinite product:
+            # heads whose queries hold an infinity are left unchanged.
             finite = self._heads.finite(q)[..., None, None]
             self.common = np.where(finite, self.common, 0) if finite.any() else None
         if self.common is not None:
@@ -141,8 +141,9 @@ class Operands:
     def longest_row(self) -> float:
         """The largest norm of a row of queries for which no score needs its row's maximum.
 
-        A score is at most the product of two norms (Cauchy and Schwarz). Negative if the values are
-        too large or too small for that, or not finite, and if features change the scores.
+        A score is at most the product of two norms (Cauchy and Schwarz). The result is negative if
+        the values are too large or too small for that, or not finite, and if features change the
+        scores.
         """
         with self._lock:
             if self._longest_row is None:

@@ -10,7 +10,10 @@ __all__ = ["own_lse"]
 
 
 def own_lse(blocks: Blocks, operands: Operands, scaled_q: Array, scratch: Scratch) -> Array:
-    """(batch, head, row), of keys without their common part; minus infinity for dead rows."""
+    """The log-sum-exp (batch, head, row) of keys without their common part.
+
+    It is minus infinity for dead rows.
+    """
     state = RowState.start((*scaled_q.shape[:3], 0), blocks.compute)
     for queries in blocks.queries:
         rows = blocks.rows(queries)

@@ -121,7 +121,7 @@ def online_softmax(scores: Array, state: RowState) -> Array:
 
 
 def sum_over_keys(weights: Array) -> Array:
-    """Sums of a few keys, then the sum of those: the error grows with either count, not with both.
+    """Add sums of a few keys: the error grows with the keys of a sum and with the number of sums.
 
     A product with ones takes half the time of ``add.reduce`` over lines.
     """
@@ -144,7 +144,7 @@ def finish(state: RowState, shift: Array | None, sinks: Array | None = None) -> 
     state
         The rows after their last tile, normalised by their sums.
     shift
-        What the scores lack, from :func:`row_shift`.
+        The numbers by which a common part of the keys has lowered the scores (:func:`row_shift`).
     sinks
         (batch, head, row): one more logit of every row, with a value of zero.
     """

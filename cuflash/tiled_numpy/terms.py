@@ -27,7 +27,7 @@ class Terms:
 
     @property
     def have_slopes(self) -> bool:
-        """Whether some slope is not 1: scores must then be whole."""
+        """Whether some slope is not 1: the keys then keep their common part."""
         return any(part.with_slope is not None for part, _ in self.parts)
 
     def partial(self, place: ScorePlace) -> Array | None:

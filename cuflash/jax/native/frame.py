@@ -60,7 +60,7 @@ API_SIZE = 88
 #: XLA_FFI_Error_Code.
 CODE_INTERNAL = 13
 
-#: XLA_FFI_Metadata_Extension: XLA's question to a handler when it is registered.
+#: XLA_FFI_Metadata_Extension: with it XLA asks a handler for its metadata at registration.
 EXTENSION_TYPE, METADATA_OF_EXTENSION = 8, 24
 EXTENSION_METADATA = 1
 #: XLA_FFI_Metadata.

@@ -1,8 +1,8 @@
 """The handler that XLA calls instead of Python: it runs launch tables, compiled by Numba.
 
 In the typed API of XLA's foreign function interface, a handler is a C function of
-a call frame. This one finds the table of its call, fills in the parameters of
-every kernel, and launches the kernels on XLA's stream. It allocates nothing and
+a call frame. The handler here finds the table of its call, fills in the parameters
+of every kernel, and launches the kernels on XLA's stream. It allocates nothing and
 waits for nothing, so XLA can capture it into a command buffer.
 
 The code has no address of this process, since Numba keeps the machine code on disk.
@@ -29,7 +29,7 @@ _DEVICE = 8 * len(Device)
 
 @compiled
 def _answer(frame: int, extension: int) -> int:
-    """Tell XLA the handler's version of its interface, and that command buffers are allowed."""
+    """Write the interface version of the handler, and that command buffers are allowed."""
     if load32(extension + xla.EXTENSION_TYPE) != xla.EXTENSION_METADATA:
         return 0
     metadata = load(extension + xla.METADATA_OF_EXTENSION)

@@ -33,8 +33,8 @@ _lock = threading.Lock()
 def is_ready(platform: str) -> bool:
     """Return whether computations for a platform may call the handler.
 
-    If Numba is missing, or the environment says so, XLA calls Python instead. If
-    the handler cannot be compiled or registered, there is one warning too.
+    If Numba is missing, or the environment says so, XLA calls Python instead. If the
+    handler cannot be compiled or registered, XLA calls Python too, after one warning.
     """
     if not Environment.read().jax_native or importlib.util.find_spec("numba") is None:
         return False
