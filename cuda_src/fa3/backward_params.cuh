@@ -51,7 +51,8 @@ struct Fa3BackwardFewParams {
   Shape shape;
 };
 
-// See backward_short.cu. The workspace is that of Fa3BackwardParams, without sums of dQ and `turns`.
+// See backward_short.cu. The workspace is that of Fa3BackwardParams, without sums of dQ and
+// `turns`.
 struct Fa3BackwardShortParams {
   TensorMap q_map;
   TensorMap k_map;

@@ -128,7 +128,7 @@ BUGS = (
         "dead keys",
     ),
     _bug(
-        "rows beyond the length have P and dS",
+        "rows of short heads beyond the length have P and dS",
         _MATH,
         "    if (has_dead_queries<Config>(lse)) {",
         "    if (has_dead_queries<Config>(lse) && place.query0 == 0) {",
