@@ -89,7 +89,7 @@ class RowSteps:
             ("row_lse", numbers),
             ("delta", numbers),
             *[("dq_accumulator", numbers * self.head_dim)] * self.sums_dq,
-            ("turns", 4 * self.blocks * self.turns),
+            *[("turns", 4 * self.blocks * self.turns)] * bool(self.turns),
         ]
 
     @property

@@ -19,6 +19,9 @@ from .fake_device import ADDRESS, FakeDevice, device_array, fake_device
 
 __all__ = ["decided", "fake_device"]
 
+#: Tiles are those that take all lengths.
+pytestmark = pytest.mark.usefixtures("any_lengths")
+
 
 def _of_backward(number: int = 0, **changed: Any) -> dict[str, Any]:
     more = {name: device_array(SHAPE, address=ADDRESS * (100 + number)) for name in ("dout", "out")}

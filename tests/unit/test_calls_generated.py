@@ -22,6 +22,9 @@ from ..emulator.host_cupy import host_cupy
 from .call_recipes import MATTERS_NOT, PASSES, RECIPES, arguments_of, beside, made
 from .told_calls import Teller, no_kernel
 
+#: Tiles are those that take all lengths.
+pytestmark = pytest.mark.usefixtures("any_lengths")
+
 _ARGUMENTS = [(pass_, name) for pass_ in PASSES for name in arguments_of(pass_)]
 
 

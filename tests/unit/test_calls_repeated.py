@@ -18,6 +18,9 @@ from .fake_device import ADDRESS, FakeDevice, device_array, fake_device
 
 __all__ = ["decided", "fake_device"]
 
+#: Tiles are those that take all lengths.
+pytestmark = pytest.mark.usefixtures("any_lengths")
+
 
 def _out(number: int = 0) -> Any:
     return device_array(SHAPE, address=ADDRESS * (500 + number))

@@ -210,7 +210,7 @@ def test_the_workspace_is_linear() -> None:
         ]
         assert sizes == [sizes[0], 2 * sizes[0], 4 * sizes[0]]
         names = {b.name: b.nbytes for b in planned(wanted, LIMITS["90"]).workspace}
-        assert (names["turns"] > 0) == deterministic
+        assert ("turns" in names) == deterministic
 
 
 def test_rows_of_the_workspace_are_padded() -> None:
@@ -219,9 +219,7 @@ def test_rows_of_the_workspace_are_padded() -> None:
     padded = ceil_div(777, steps.ROWS) * steps.ROWS
     rows = wanted.batch * wanted.heads_q * padded
     sizes = {b.name: b.nbytes for b in chosen.workspace}
-    assert sizes == {"row_lse": 4 * rows, "delta": 4 * rows, "dq_accumulator": 256 * rows} | {
-        "turns": 0
-    }
+    assert sizes == {"row_lse": 4 * rows, "delta": 4 * rows, "dq_accumulator": 256 * rows}
     assert all(dict(x.arguments)["padded_rows"] == padded for x in chosen.launches)
     end = 0
     for buffer in chosen.workspace:
