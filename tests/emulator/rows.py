@@ -40,7 +40,7 @@ _ALONE = {name: Strides(absurd=True) for name in ("q", "k", "v", "dout")}
 class Row:
     """One configuration of each pass."""
 
-    days_of_turn: ClassVar[int] = 6  # within which a whole run covers it
+    days_of_turn: ClassVar[int] = 4  # within which a whole run covers it
     algorithm: str
     architecture: str
     dtype: str
