@@ -14,7 +14,7 @@ __all__ = ["DAYS_OF_PROPERTIES", "LONG", "QUICK", "is_long", "is_quick"]
 QUICK = Path(__file__).with_name("quick")
 
 #: Within which a whole run without a GPU has every property that is long; examples are drawn anew.
-DAYS_OF_PROPERTIES = 2
+DAYS_OF_PROPERTIES = 3
 
 #: Files whose tests are left to CI, beside tests that are marked ``long`` or take turns. They
 #: compile kernels, draw problems of one feature, compile many programs with JAX, or hold the kit of

@@ -25,7 +25,7 @@ QKV = ("q", "k", "v")
 class Kernels:
     """The compiled kernels: one for each pass, for two alignments and two types of output."""
 
-    days_of_turn: ClassVar[int] = 4  # within which a whole run covers it
+    days_of_turn: ClassVar[int] = 6  # within which a whole run covers it
     algorithm: str
     dtype: str
     dims: tuple[int, int]

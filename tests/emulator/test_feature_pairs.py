@@ -64,7 +64,7 @@ def compiled(request: pytest.FixtureRequest) -> None:
         library.result()
 
 
-@pytest.mark.in_turns(by="pair", days=4)
+@pytest.mark.in_turns(by="pair", days=6)
 @pytest.mark.parametrize("pair", PAIRS, ids="-".join)
 @pytest.mark.parametrize("algorithm", KINDS)
 @pytest.mark.parametrize("operation", OPERATIONS)

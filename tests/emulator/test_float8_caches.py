@@ -59,6 +59,7 @@ _CASES = {
 }  # fmt: skip
 
 
+@pytest.mark.in_turns(by="case", days=4)
 @pytest.mark.parametrize("case", _CASES.values(), ids=_CASES)
 def test_attention_is_that_of_the_reference(case: CacheCase) -> None:
     """Unused bytes are NaN: those in free pages and those after the lengths."""

@@ -73,6 +73,7 @@ def _attended(built: Built, algorithm: str, **more: Any) -> tuple[Any, Any, Any]
         return [array.peek() for array in results]
 
 
+@pytest.mark.in_turns(by="case", days=4)
 @pytest.mark.parametrize("algorithm", ["fa2", "fa3"])
 @pytest.mark.parametrize("case", (_CASES | _APPENDED).values(), ids=_CASES | _APPENDED)
 def test_attention_is_that_of_the_reference(case: CacheCase, algorithm: str) -> None:
@@ -84,6 +85,7 @@ def test_attention_over_float8_caches_is_that_of_the_reference(case: CacheCase) 
     _attended(build_packed(case, _COUNTS, 5), "fa3")
 
 
+@pytest.mark.in_turns(by="name", days=3)
 @pytest.mark.parametrize("algorithm", ["fa2", "fa3"])
 @pytest.mark.parametrize("name", ["plain", "padding", "pages-of-64", "window", "slopes"])
 def test_keys_in_chunks(name: str, algorithm: str) -> None:

@@ -71,6 +71,7 @@ _CASES = {
 }
 
 
+@pytest.mark.in_turns(by="case", days=4)
 @pytest.mark.parametrize("algorithm", ["fa2", "fa3"])
 @pytest.mark.parametrize("case", _CASES.values(), ids=_CASES)
 def test_attention_is_that_of_the_reference(case: CacheCase, algorithm: str) -> None:
@@ -81,6 +82,7 @@ def test_attention_is_that_of_the_reference(case: CacheCase, algorithm: str) -> 
     assert [plan.algorithm for plan in plans if "k" in plan.problem.shapes][-1] == algorithm
 
 
+@pytest.mark.in_turns(by="slots", days=3)
 @pytest.mark.parametrize("algorithm", ["fa2", "fa3"])
 @pytest.mark.parametrize("slots", [8, 16, 32, 64, 128, 256])
 def test_pages_have_the_bits_of_rows_that_follow_each_other(slots: int, algorithm: str) -> None:
@@ -110,6 +112,7 @@ def _in_rows(built: Built, cache: np.ndarray) -> np.ndarray:
     return pages.astype(cache.dtype).reshape(len(table), -1, *cache.shape[2:])
 
 
+@pytest.mark.in_turns(by="dtype", days=4)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 def test_any_caches(dtype: str) -> None:
     @settings(max_examples=40)

@@ -198,6 +198,7 @@ def _check(split: Split, lengths: tuple[int, int], batch: int, sms: int, seed: i
         row.check(host.call, host.array, lambda array: array.peek(), workspace=workspace)
 
 
+@pytest.mark.in_turns(by="split", days=4)
 @pytest.mark.parametrize("split", SPLIT, ids=lambda split: split.name)
 @settings(max_examples=15)
 @given(data=st.data())

@@ -22,7 +22,7 @@ _Arrays = dict[str, Any]
 class Row:
     """A call with a block mask and other features."""
 
-    days_of_turn: ClassVar[int] = 4  # within which a whole run has it on the emulator
+    days_of_turn: ClassVar[int] = 6  # within which a whole run has it on the emulator
     algorithm: Algorithm
     dtype: str
     block: tuple[int, int]

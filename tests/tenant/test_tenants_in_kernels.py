@@ -22,7 +22,7 @@ _BY_NAME = {one.name: one for one in KERNELS}
 
 
 @pytest.mark.skipif(compiler() is None, reason="there is no g++ to compile with")
-@pytest.mark.in_turns(by="name", days=4)
+@pytest.mark.in_turns(by="name", days=6)
 @pytest.mark.parametrize("name", _BY_NAME)
 def test_against_float64(name: str) -> None:
     kernels = _BY_NAME[name]

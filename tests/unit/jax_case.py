@@ -2,23 +2,59 @@
 
 from __future__ import annotations
 
+import functools
+import importlib.util
+import mmap
 import os
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
 
+import cuflash
+
 from ..kit.limits import REFERENCE_UNITS, UNIT
 
 __all__ = ["alike", "cpu_mesh", "draw", "formula", "loss", "near", "seen_pairs", "wide"]
 
+
+def _known(flag: str) -> bool:
+    """Whether the compiler of this version of JAX has a flag; an unknown flag ends the process."""
+    found = importlib.util.find_spec("jaxlib")
+    folders = [] if found is None else found.submodule_search_locations or []
+    for library in (path for folder in folders for path in Path(folder).glob("*.so")):
+        with (
+            library.open("rb") as file,
+            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text,
+        ):
+            if text.find(flag.encode()) >= 0:
+                return True
+    return False
+
+
+def _flags() -> dict[str, str]:
+    """Four devices; without a GPU also a compiler that spends little time on each program.
+
+    The tests compile hundreds of small programs, and run most of them once.
+    """
+    flags = {"xla_force_host_platform_device_count": "4"}
+    if not cuflash.is_available():
+        quick = {"xla_backend_optimization_level": "0", "xla_cpu_use_fusion_emitters": "false"}
+        flags |= {name: value for name, value in quick.items() if _known(name)}
+    return flags
+
+
+def _with_flags(given: str) -> str:
+    more = [f"--{name}={value}" for name, value in _flags().items() if name not in given]
+    return " ".join([*given.split(), *more])
+
+
 # JAX reads XLA_FLAGS when it starts its backend. Nothing starts it while tests are collected.
-_DEVICES = "--xla_force_host_platform_device_count=4"
-if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
-    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_DEVICES}".strip()
+os.environ["XLA_FLAGS"] = _with_flags(os.environ.get("XLA_FLAGS", ""))
 
 jax = pytest.importorskip("jax", reason="JAX is not installed")
 jnp = jax.numpy
@@ -89,22 +125,42 @@ def formula(
     *,
     alibi_slopes: Any = None,
     sinks: Any = None,
-    scale: float | None = None,
-    is_causal: bool = False,
-    local_window_size: Any = None,
-    softcap: float | None = None,
-    q_offset: int | None = 0,
-    return_lse: bool = False,
     left: Any = 1,
+    **options: Any,
 ) -> Any:
     """Attention from its definition, by whole matrices, in the dtype of the arrays.
 
-    ``left`` holds the factors by which dropout multiplies the weights.
+    ``left`` holds the factors by which dropout multiplies the weights. The options are those of
+    :func:`_formula`. JAX compiles the whole formula, which takes less time than its operations.
     """
+    compiled = _compiled(tuple(options.items()))
+    return compiled(query, key, value, bias, mask, alibi_slopes, sinks, left)
+
+
+@functools.cache
+def _compiled(options: tuple[tuple[str, Any], ...]) -> Any:
+    return jax.jit(functools.partial(_formula, **dict(options)))
+
+
+def _formula(
+    query: Any,
+    key: Any,
+    value: Any,
+    bias: Any,
+    mask: Any,
+    alibi_slopes: Any,
+    sinks: Any,
+    left: Any,
+    *,
+    scale: float | None = None,
+    softcap: float | None = None,
+    q_offset: int | None = 0,
+    return_lse: bool = False,
+    **rules: Any,
+) -> Any:
+    """The formula; ``rules`` are those of :func:`seen_pairs`."""
     length, keys = query.shape[-3], key.shape[-3]
-    seen = seen_pairs(
-        length, keys, is_causal=is_causal, local_window_size=local_window_size, q_offset=q_offset
-    )
+    seen = seen_pairs(length, keys, q_offset=q_offset, **rules)
     if mask is not None:
         seen = seen & jnp.reshape(mask, mask.shape[max(0, mask.ndim - query.ndim) :])
     group = query.shape[-2] // key.shape[-2]
@@ -118,19 +174,23 @@ def formula(
         scores -= jnp.asarray(alibi_slopes)[..., None, None] * distances
     if bias is not None:
         scores += jnp.reshape(bias, bias.shape[max(0, bias.ndim - scores.ndim) :])
+    weights, lse = _softmax(scores, seen, sinks)
+    out = jnp.einsum("...hqk,...khd->...qhd", weights * left, value)
+    return (out, lse) if return_lse else out
+
+
+def _softmax(scores: Any, seen: Any, sinks: Any) -> tuple[Any, Any]:
+    """The weights and the log-sum-exp of each row."""
     if sinks is not None:
         scores = jnp.where(seen, scores, -jnp.inf)
         logits = jnp.broadcast_to(sinks[:, None, None], (*scores.shape[:-1], 1))
         lse = jax.scipy.special.logsumexp(jnp.concatenate([scores, logits], axis=-1), axis=-1)
-        weights = jnp.exp(scores - lse[..., None])
-    else:
-        dead = ~seen.any(axis=-1)[..., None]
-        scores = jnp.where(seen, scores, jnp.where(dead, 0, -jnp.inf))
-        lse = jax.scipy.special.logsumexp(scores, axis=-1)
-        weights = jnp.where(dead, 0, jnp.exp(scores - lse[..., None]))
-        lse = jnp.where(dead[..., 0], -jnp.inf, lse)
-    out = jnp.einsum("...hqk,...khd->...qhd", weights * left, value)
-    return (out, lse) if return_lse else out
+        return jnp.exp(scores - lse[..., None]), lse
+    dead = ~seen.any(axis=-1)[..., None]
+    scores = jnp.where(seen, scores, jnp.where(dead, 0, -jnp.inf))
+    lse = jax.scipy.special.logsumexp(scores, axis=-1)
+    weights = jnp.where(dead, 0, jnp.exp(scores - lse[..., None]))
+    return weights, jnp.where(dead[..., 0], -jnp.inf, lse)
 
 
 def loss(function: Any, **options: Any) -> Any:

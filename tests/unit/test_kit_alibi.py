@@ -10,15 +10,14 @@ import numpy as np
 import pytest
 from hypothesis import Phase, given, settings
 
-from cuflash import reference, reference_heads
+from cuflash import reference_heads
 
 from ..kit import checks
 from ..kit.case import STORAGE, Case
-from ..kit.compare import Registry, compare
-from ..kit.data import arrays, operands, tensor
+from ..kit.data import arrays, tensor
 from ..kit.nonfinite import SPOILED, spoiled
-from ..kit.oracle import judge
 from ..kit.problem import cases
+from ..kit.rounded import failing, rounded
 from ..kit.runners import ApiRunner
 
 _CASE = Case(2, 4, 2, 70, 90, 16, 16, causal=True, alibi="batch", seed=1)
@@ -29,21 +28,6 @@ _FORMS = [
     {"sinks": "float32", "window": "30:"},
     {"causal": False, "q_offset": 300},
 ]
-
-
-def _results(case: Case, x: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Results computed in wide precision and rounded once."""
-    options = {**case.options, **operands(case, **x), "dtype": np.longdouble}
-    out, lse = reference.attention(x["q"], x["k"], x["v"], **options)
-    dlse = {"dlse": x["dlse"]}
-    grads = reference.attention_backward(x["dout"], x["q"], x["k"], x["v"], **dlse, **options)
-    found = zip(("out", "lse", *case.gradients), (out, lse, *grads), strict=True)
-    return {name: array.astype(case.dtype_of(name)) for name, array in found}
-
-
-def _failed(case: Case, got: dict[str, np.ndarray], x: dict[str, np.ndarray]) -> set[str]:
-    truth = judge(case, x)
-    return {n for n in truth.results if not compare(truth, n, got[n], Registry()).passed}
 
 
 def _of(dtype: str, **changes: Any) -> tuple[Case, dict[str, np.ndarray]]:
@@ -65,9 +49,9 @@ def _all(case: Case) -> set[str]:
 @pytest.mark.parametrize("form", _FORMS, ids=str)
 def test_rounded_results_pass(dtype: str, form: dict[str, Any]) -> None:
     case, x = _of(dtype, **form)
-    assert not _failed(case, _results(case, x), x)
+    assert not failing(case, rounded(case, x), x)
     del x["alibi_slopes"]  # then the case's own slopes are used
-    assert not _failed(case, _results(case, x), x)
+    assert not failing(case, rounded(case, x), x)
 
 
 @pytest.mark.parametrize("dtype", STORAGE)
@@ -77,11 +61,11 @@ def test_another_slope_fails(dtype: str, form: dict[str, Any]) -> None:
     case, x = _of(dtype, **form)
     factor = 1.03 if case.storage.itemsize == 2 else 1.0001
     other = {**x, "alibi_slopes": x["alibi_slopes"] * factor}
-    assert _failed(case, _results(case, other), x) >= {"out", "lse", "dq", "dk", "dv"}
-    none = _results(replace(case, alibi=""), x) | {
+    assert failing(case, rounded(case, other), x) >= {"out", "lse", "dq", "dk", "dv"}
+    none = rounded(replace(case, alibi=""), x) | {
         "dalibi_slopes": np.zeros(case.shape("dalibi_slopes"), case.statistics)
     }
-    assert _failed(case, none, x) >= _all(case) - {"dsinks"}
+    assert failing(case, none, x) >= _all(case) - {"dsinks"}
 
 
 #: Wrong distances, as functions of how far key ``j`` is behind query ``i``: ``i + at - j``.
@@ -104,8 +88,8 @@ def test_wrong_distances_fail(dtype: str, wrong: str, monkeypatch: pytest.Monkey
         patched.setattr(
             reference_heads, "distances", lambda i, j, at: _DISTANCES[wrong](i + at - j)
         )
-        got = _results(case, x)
-    assert _failed(case, got, x) == _all(case)
+        got = rounded(case, x)
+    assert failing(case, got, x) == _all(case)
 
 
 @pytest.mark.parametrize("dtype", STORAGE)
@@ -116,8 +100,8 @@ def test_distances_before_the_cap_fail(dtype: str, monkeypatch: pytest.MonkeyPat
     with monkeypatch.context() as patched:
         patched.setattr(reference_heads, "distances", lambda i, j, at: np.zeros_like(i + j))
         patched.setattr(reference_heads, "capped", lambda s, cap: cap * np.tanh((s - away) / cap))
-        got = _results(case, x)
-    assert _failed(case, got, x) == _all(case)
+        got = rounded(case, x)
+    assert failing(case, got, x) == _all(case)
 
 
 @pytest.mark.parametrize("dtype", STORAGE)
@@ -129,8 +113,8 @@ def test_slopes_of_others_fail(dtype: str, alibi: str) -> None:
     others = [np.roll(slopes, 1, axis=-1), np.repeat(slopes[..., ::2], 2, axis=-1)]
     others += [np.roll(slopes, 1, axis=0)] * (alibi == "batch")
     for other in others:
-        got = _results(case, {**x, "alibi_slopes": other})
-        assert _failed(case, got, x) == _all(case)
+        got = rounded(case, {**x, "alibi_slopes": other})
+        assert failing(case, got, x) == _all(case)
 
 
 @pytest.mark.parametrize("dtype", STORAGE)
@@ -138,27 +122,27 @@ def test_slopes_of_others_fail(dtype: str, alibi: str) -> None:
 def test_wrong_gradients_of_slopes_fail(dtype: str, form: dict[str, Any]) -> None:
     """The gradient has the wrong sign, is off, is the next head's, is 0, or lacks the last row."""
     case, x = _of(dtype, **form)
-    right = _results(case, x)
+    right = rounded(case, x)
     found = right["dalibi_slopes"]
     short = replace(case, seqlen_q=case.seqlen_q - 1, q_offset=case.offset)
     fewer = {n: a[:, :-1] if n in ("q", "dout") else a for n, a in x.items()}
     fewer["dlse"] = x["dlse"][:, :, :-1]
     factor = 1.1 if case.storage.itemsize == 2 else 1.002
     wrong = [-found, factor * found, np.roll(found, 1, axis=-1), np.zeros_like(found)]
-    wrong.append(_results(short, fewer)["dalibi_slopes"])
+    wrong.append(rounded(short, fewer)["dalibi_slopes"])
     for one in wrong:
         got = right | {"dalibi_slopes": one.astype(found.dtype)}
-        assert _failed(case, got, x) == {"dalibi_slopes"}
+        assert failing(case, got, x) == {"dalibi_slopes"}
 
 
 @pytest.mark.parametrize("dtype", STORAGE)
 def test_a_gradient_behind_the_slope_of_the_cap_fails(dtype: str) -> None:
     """Gradients of q and k include the cap's slope; the gradient of the ALiBi slopes does not."""
     case, x = _of(dtype, softcap=2.0)
-    right = _results(case, x)
+    right = rounded(case, x)
     for behind in (False, True):
         wrong = _gradient(case, x, behind).astype(right["dalibi_slopes"].dtype)
-        failed = _failed(case, right | {"dalibi_slopes": wrong}, x)
+        failed = failing(case, right | {"dalibi_slopes": wrong}, x)
         assert failed == ({"dalibi_slopes"} if behind else set())
 
 

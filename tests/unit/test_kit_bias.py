@@ -10,15 +10,14 @@ import numpy as np
 import pytest
 from hypothesis import Phase, given, settings
 
-from cuflash import reference, reference_heads
+from cuflash import reference_heads
 
 from ..kit import checks
 from ..kit.case import STORAGE, Case
-from ..kit.compare import Registry, compare
-from ..kit.data import arrays, operands, tensor
+from ..kit.data import arrays, tensor
 from ..kit.nonfinite import SPOILED, spoiled
-from ..kit.oracle import judge
 from ..kit.problem import cases
+from ..kit.rounded import failing, rounded
 from ..kit.runners import ApiRunner
 
 _CASE = Case(2, 4, 2, 70, 90, 16, 16, causal=True, bias="bhqk", seed=1)
@@ -34,21 +33,6 @@ _FORMS: list[dict[str, Any]] = [
 ]
 #: Forms that differ from key to key: a bias that is the same for all keys changes only lse.
 _OF_KEYS = [form for form in _FORMS if "k" in form.get("bias", "bhqk")]
-
-
-def _results(case: Case, x: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Results computed in wide precision and rounded once."""
-    options = {**case.options, **operands(case, **x), "dtype": np.longdouble}
-    out, lse = reference.attention(x["q"], x["k"], x["v"], **options)
-    dlse = {"dlse": x["dlse"]}
-    grads = reference.attention_backward(x["dout"], x["q"], x["k"], x["v"], **dlse, **options)
-    found = zip(("out", "lse", *case.gradients), (out, lse, *grads), strict=True)
-    return {name: array.astype(case.dtype_of(name)) for name, array in found}
-
-
-def _failed(case: Case, got: dict[str, np.ndarray], x: dict[str, np.ndarray]) -> set[str]:
-    truth = judge(case, x)
-    return {n for n in truth.results if not compare(truth, n, got[n], Registry()).passed}
 
 
 def _of(dtype: str, **changes: Any) -> tuple[Case, dict[str, np.ndarray]]:
@@ -67,9 +51,9 @@ def _all(case: Case) -> set[str]:
 @pytest.mark.parametrize("form", _FORMS, ids=str)
 def test_rounded_results_pass(dtype: str, form: dict[str, Any]) -> None:
     case, x = _of(dtype, **form)
-    assert not _failed(case, _results(case, x), x)
+    assert not failing(case, rounded(case, x), x)
     del x["bias"]  # then the case's own bias is used
-    assert not _failed(case, _results(case, x), x)
+    assert not failing(case, rounded(case, x), x)
 
 
 @pytest.mark.parametrize("bias", ["1hqk:float32", "b11k:float32", "q1:float32"])
@@ -77,12 +61,12 @@ def test_rounded_results_pass(dtype: str, form: dict[str, Any]) -> None:
 def test_a_bias_of_float32_is_rounded_to_it(dtype: str, bias: str) -> None:
     """The gradient is rounded to float32: little in 16 bits, nearly the whole error in float64."""
     case, x = _of(dtype, bias=bias)
-    got = _results(case, x)
+    got = rounded(case, x)
     assert got["dbias"].dtype == np.float32
-    assert not _failed(case, got, x)
+    assert not failing(case, got, x)
     if dtype == "float64":
         coarse = got | {"dbias": got["dbias"] * np.float32(1 + 2**-20)}
-        assert _failed(case, coarse, x) == {"dbias"}
+        assert failing(case, coarse, x) == {"dbias"}
 
 
 #: Wrong ways to read the bias.
@@ -101,7 +85,7 @@ def test_another_bias_fails(dtype: str, form: dict[str, Any]) -> None:
     case, x = _of(dtype, **form)
     for name, other in _OTHERS.items():
         wrong = other(case, x["bias"]).astype(x["bias"].dtype)
-        failed = _failed(case, _results(case, {**x, "bias": wrong}), x)
+        failed = failing(case, rounded(case, {**x, "bias": wrong}), x)
         assert failed >= {"out", "lse", "dq", "dk", "dv", "dbias"}, name
 
 
@@ -117,7 +101,7 @@ def test_numbers_of_others_fail(dtype: str) -> None:
     others = [np.roll(bias, 1, axis=axis) for axis in (0, 1, 2)]
     others += [of_kv, np.roll(bias, -case.offset, axis=2), bias[:, :, ::-1]]
     for other in others:
-        assert _failed(case, _results(case, {**x, "bias": other}), x) == _all(case)
+        assert failing(case, rounded(case, {**x, "bias": other}), x) == _all(case)
 
 
 @pytest.mark.parametrize("dtype", STORAGE)
@@ -125,7 +109,7 @@ def test_a_bias_of_all_keys_that_is_wrong_shows_in_lse(dtype: str) -> None:
     for form in ({"bias": "bhq1"}, {"bias": "b111"}):
         case, x = _of(dtype, **form)
         other = np.roll(x["bias"], 1, axis=0)
-        assert "lse" in _failed(case, _results(case, {**x, "bias": other}), x)
+        assert "lse" in failing(case, rounded(case, {**x, "bias": other}), x)
 
 
 @pytest.mark.parametrize("dtype", STORAGE)
@@ -134,8 +118,8 @@ def test_a_bias_before_the_cap_fails(dtype: str, monkeypatch: pytest.MonkeyPatch
     bias = x["bias"].astype(np.longdouble)
     with monkeypatch.context() as patched:
         patched.setattr(reference_heads, "capped", lambda s, cap: cap * np.tanh((s + bias) / cap))
-        got = _results(case, {**x, "bias": np.zeros_like(x["bias"])})
-    assert _failed(case, got, x) == _all(case)
+        got = rounded(case, {**x, "bias": np.zeros_like(x["bias"])})
+    assert failing(case, got, x) == _all(case)
 
 
 def _tile(array: np.ndarray, size: int) -> tuple[slice, ...]:
@@ -160,14 +144,14 @@ _WRONG: dict[str, Callable[[np.ndarray, float], np.ndarray]] = {
 @pytest.mark.parametrize("form", _FORMS, ids=str)
 def test_a_wrong_gradient_fails(dtype: str, form: dict[str, Any]) -> None:
     case, x = _of(dtype, **form)
-    right = _results(case, x)
+    right = rounded(case, x)
     found, off = right["dbias"], 0.1 if case.storage.itemsize == 2 else 0.002
     for name, wrong in _WRONG.items():
         whole = found.reshape((1,) * (4 - found.ndim) + found.shape)
         shown = wrong(whole, off).astype(found.dtype).reshape(found.shape)
         if np.array_equal(shown, found):
             continue  # the change is along a broadcast axis
-        assert _failed(case, right | {"dbias": shown}, x) == {"dbias"}, name
+        assert failing(case, right | {"dbias": shown}, x) == {"dbias"}, name
 
 
 @pytest.mark.parametrize("dtype", STORAGE)
@@ -175,7 +159,7 @@ def test_a_wrong_gradient_fails(dtype: str, form: dict[str, Any]) -> None:
 def test_one_wrong_number_or_tile_fails(dtype: str, bias: str) -> None:
     """One number of a tile is wrong, or a tile is transposed, left out or added twice."""
     case, x = _of(dtype, causal=False, bias=bias)
-    right = _results(case, x)
+    right = rounded(case, x)
     found = right["dbias"]
     tile = _tile(found, 16)
     turned, left_out, twice, one = (found.copy() for _ in range(4))
@@ -185,7 +169,7 @@ def test_one_wrong_number_or_tile_fails(dtype: str, bias: str) -> None:
     place = np.unravel_index(np.argmax(np.abs(found[tile])), found[tile].shape)
     one[tile][place] *= np.float32(1.1)
     for wrong in (turned, left_out, twice, one):
-        assert _failed(case, right | {"dbias": wrong}, x) == {"dbias"}
+        assert failing(case, right | {"dbias": wrong}, x) == {"dbias"}
 
 
 def _gradient(case: Case, x: dict[str, np.ndarray], with_delta: bool, slopes: bool) -> np.ndarray:
@@ -208,14 +192,14 @@ def _gradient(case: Case, x: dict[str, np.ndarray], with_delta: bool, slopes: bo
 def test_a_gradient_of_something_else_fails(dtype: str, bias: str) -> None:
     """The gradient lacks delta, has the cap's slope, or is summed over the wrong axes."""
     case, x = _of(dtype, softcap=2.0, bias=bias)
-    right, shape = _results(case, x), case.shape("bias")
+    right, shape = rounded(case, x), case.shape("bias")
 
     def summed(pairs: np.ndarray) -> np.ndarray:
         over = tuple(axis for axis, size in enumerate(shape) if size == 1)
         return pairs.sum(axis=over, keepdims=True).astype(right["dbias"].dtype)
 
     good = summed(_gradient(case, x, True, False))
-    assert not _failed(case, right | {"dbias": good}, x)
+    assert not failing(case, right | {"dbias": good}, x)
     whole = _gradient(case, x, True, False)
     wrong = [_gradient(case, x, False, False), _gradient(case, x, True, True)]
     others = [summed(one) for one in wrong]
@@ -229,7 +213,7 @@ def test_a_gradient_of_something_else_fails(dtype: str, bias: str) -> None:
         others.append(whole[:, [0, 0, 2, 2]].sum(axis=2, keepdims=True))  # of kv heads
     for other in others:
         got = right | {"dbias": other.astype(right["dbias"].dtype)}
-        assert _failed(case, got, x) == {"dbias"}
+        assert failing(case, got, x) == {"dbias"}
 
 
 def test_a_case_with_a_bias_is_read_back() -> None:

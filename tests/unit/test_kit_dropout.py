@@ -9,16 +9,17 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from cuflash import reference, reference_heads
+from cuflash import reference_heads
 
 from ..kit import checks
 from ..kit.case import STORAGE, Case
 from ..kit.compare import Registry, compare
-from ..kit.data import arrays, operands
+from ..kit.data import arrays
 from ..kit.dropped import left_of
 from ..kit.limits import UNIT
 from ..kit.oracle import judge
 from ..kit.plain import plain
+from ..kit.rounded import failing, rounded
 from ..kit.runners import ApiRunner
 
 _CASE = Case(2, 4, 2, 90, 90, 16, 16, dropout="0.3", seed=1)
@@ -33,22 +34,6 @@ _of_dtypes = pytest.mark.parametrize("dtype", STORAGE)
 _OF_WEIGHTS = {"out", "dq", "dk", "dv"}
 
 
-def _results(case: Case, x: dict[str, np.ndarray], **changed: Any) -> dict[str, np.ndarray]:
-    """Results computed in wide precision and rounded once."""
-    options = {**case.options, **operands(case, **x), "dtype": np.longdouble, **changed}
-    out, lse = reference.attention(x["q"], x["k"], x["v"], **options)
-    grads = reference.attention_backward(
-        x["dout"], x["q"], x["k"], x["v"], dlse=x["dlse"], **options
-    )
-    found = zip(("out", "lse", *case.gradients), (out, lse, *grads), strict=True)
-    return {name: array.astype(case.dtype_of(name)) for name, array in found}
-
-
-def _failed(case: Case, got: dict[str, np.ndarray], x: dict[str, np.ndarray]) -> set[str]:
-    truth = judge(case, x)
-    return {n for n in truth.results if not compare(truth, n, got[n], Registry()).passed}
-
-
 def _of(dtype: str, **changes: Any) -> tuple[Case, dict[str, np.ndarray]]:
     """A case and its inputs."""
     case = replace(_CASE, **{**changes, "sinks": ""}, dtype=dtype)
@@ -61,9 +46,9 @@ def _of(dtype: str, **changes: Any) -> tuple[Case, dict[str, np.ndarray]]:
 @pytest.mark.parametrize("form", _FORMS, ids=str)
 def test_rounded_results_pass(dtype: str, form: dict[str, Any]) -> None:
     case, x = _of(dtype, **form)
-    assert not _failed(case, _results(case, x), x)
+    assert not failing(case, rounded(case, x), x)
     x.pop("dropout_seed", None)  # then the case's own seed is used
-    assert not _failed(case, _results(case, x), x)
+    assert not failing(case, rounded(case, x), x)
 
 
 @_of_dtypes
@@ -72,11 +57,11 @@ def test_other_pairs_fail(dtype: str, form: dict[str, Any]) -> None:
     """Pairs are dropped by another seed, or none are dropped; lse does not show another seed."""
     case, x = _of(dtype, **form)
     words = np.array([1, 2, 3, 4], np.uint32)
-    failed = _failed(case, _results(case, x, dropout_seed=words), x)
+    failed = failing(case, rounded(case, x, dropout_seed=words), x)
     assert failed >= _OF_WEIGHTS
     assert "lse" not in failed
     none = {"dropout_p": None, "dropout_seed": None}
-    assert _failed(case, _results(case, x, **none), x) >= _OF_WEIGHTS
+    assert failing(case, rounded(case, x, **none), x) >= _OF_WEIGHTS
 
 
 @_of_dtypes
@@ -84,11 +69,11 @@ def test_other_pairs_fail(dtype: str, form: dict[str, Any]) -> None:
 def test_passes_that_drop_different_pairs_fail(dtype: str, part: str) -> None:
     """One pass drops nothing, and the results of the other pass are right."""
     case, x = _of(dtype)
-    right = _results(case, x)
-    wrong = _results(case, x, dropout_p=None, dropout_seed=None)
+    right = rounded(case, x)
+    wrong = rounded(case, x, dropout_p=None, dropout_seed=None)
     names = {"out"} if part == "forward" else {"dq", "dk", "dv"}
     got = {name: wrong[name] if name in names else right[name] for name in right}
-    assert _failed(case, got, x) == names
+    assert failing(case, got, x) == names
 
 
 def _changed(case: Case, x: dict[str, np.ndarray], change: Any) -> set[str]:
@@ -99,8 +84,8 @@ def _changed(case: Case, x: dict[str, np.ndarray], change: Any) -> set[str]:
         return np.asarray(change(own(p, seed, head, *sizes)))
 
     with mock.patch.object(reference_heads, "dropped", dropped):
-        got = _results(case, x)
-    return _failed(case, got, x)
+        got = rounded(case, x)
+    return failing(case, got, x)
 
 
 @_of_dtypes
@@ -142,7 +127,7 @@ def test_what_one_writes_in_numpy_drops(form: dict[str, Any], step: int) -> None
     """The NumPy code that sets the allowed errors drops the right pairs, in both of its orders."""
     case, x = _of("float64", **form)
     found = plain(case, {name: x[name] for name in x}, step)
-    exact = _results(case, x)
+    exact = rounded(case, x)
     for name in ("out", "lse", "dq", "dk", "dv"):
         got = case.heads_first(name, exact[name])
         np.testing.assert_allclose(found[name], got, rtol=1e-9, atol=1e-10)

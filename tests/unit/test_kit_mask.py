@@ -14,11 +14,10 @@ from cuflash import reference
 
 from ..kit import checks
 from ..kit.case import STORAGE, Case
-from ..kit.compare import Registry, compare
-from ..kit.data import arrays, operands, tensor
-from ..kit.oracle import judge
+from ..kit.data import arrays, tensor
 from ..kit.plain import plain
 from ..kit.problem import cases
+from ..kit.rounded import failing, rounded
 from ..kit.runners import ApiRunner
 
 #: As many queries as keys, so that a mask can be transposed.
@@ -37,21 +36,6 @@ _OF_KEYS = [form for form in _FORMS if "k" in form.get("mask", "bhqk")]
 _of_dtypes = pytest.mark.parametrize("dtype", STORAGE)
 
 
-def _results(case: Case, x: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Results computed in wide precision and rounded once."""
-    options = {**case.options, **operands(case, **x), "dtype": np.longdouble}
-    out, lse = reference.attention(x["q"], x["k"], x["v"], **options)
-    dlse = {"dlse": x["dlse"]}
-    grads = reference.attention_backward(x["dout"], x["q"], x["k"], x["v"], **dlse, **options)
-    found = zip(("out", "lse", *case.gradients), (out, lse, *grads), strict=True)
-    return {name: array.astype(case.dtype_of(name)) for name, array in found}
-
-
-def _failed(case: Case, got: dict[str, np.ndarray], x: dict[str, np.ndarray]) -> set[str]:
-    truth = judge(case, x)
-    return {n for n in truth.results if not compare(truth, n, got[n], Registry()).passed}
-
-
 def _of(dtype: str, **changes: Any) -> tuple[Case, dict[str, np.ndarray]]:
     """A case and its inputs."""
     case = replace(_CASE, **{**changes, "sinks": ""}, dtype=dtype)
@@ -68,9 +52,9 @@ def _all(case: Case) -> set[str]:
 @pytest.mark.parametrize("form", _FORMS, ids=str)
 def test_rounded_results_pass(dtype: str, form: dict[str, Any]) -> None:
     case, x = _of(dtype, **form)
-    assert not _failed(case, _results(case, x), x)
+    assert not failing(case, rounded(case, x), x)
     del x["mask"]  # then the case's own mask is used
-    assert not _failed(case, _results(case, x), x)
+    assert not failing(case, rounded(case, x), x)
 
 
 #: Wrong ways to read the mask.
@@ -91,7 +75,7 @@ def test_another_mask_fails(dtype: str, form: dict[str, Any]) -> None:
     for name, other in _OTHERS.items():
         wrong = other(x["mask"])
         assert not np.array_equal(wrong, x["mask"])
-        failed = _failed(case, _results(case, {**x, "mask": wrong}), x)
+        failed = failing(case, rounded(case, {**x, "mask": wrong}), x)
         assert failed >= {"out", "lse", "dq", "dk", "dv"}, name
 
 
@@ -107,7 +91,7 @@ def test_a_mask_of_others_fails(dtype: str) -> None:
     others += [np.repeat(mask[:, :2], 2, axis=1), mask.swapaxes(2, 3), mask[:, :, ::-1]]
     others += [np.broadcast_to(mask[:1], mask.shape), np.broadcast_to(mask[:, :1], mask.shape)]
     for other in others:
-        assert _failed(case, _results(case, {**x, "mask": other}), x) == _all(case)
+        assert failing(case, rounded(case, {**x, "mask": other}), x) == _all(case)
 
 
 @_of_dtypes
@@ -125,7 +109,7 @@ def test_one_pair_or_tile_that_is_wrong_fails(dtype: str, mask: str) -> None:
     shown[tile] = True
     for wrong in (one, turned, shown):
         assert not np.array_equal(wrong, seen)
-        failed = _failed(case, _results(case, {**x, "mask": wrong}), x)
+        failed = failing(case, rounded(case, {**x, "mask": wrong}), x)
         assert failed >= {"out", "lse", "dq"}
 
 
@@ -144,7 +128,7 @@ def test_a_mask_of_rows_that_is_wrong_shows(dtype: str) -> None:
     case, x = _of(dtype, mask="bhq1")
     for axis in (0, 1, 2):
         other = np.roll(x["mask"], 1, axis=axis)
-        assert _failed(case, _results(case, {**x, "mask": other}), x) == _all(case)
+        assert failing(case, rounded(case, {**x, "mask": other}), x) == _all(case)
 
 
 @_of_dtypes
@@ -152,11 +136,11 @@ def test_a_mask_of_rows_that_is_wrong_shows(dtype: str) -> None:
 def test_a_pass_that_ignores_the_mask_fails(dtype: str, part: str) -> None:
     """One pass ignores the mask, and the results of the other pass are right."""
     case, x = _of(dtype)
-    right = _results(case, x)
-    wrong = _results(case, {**x, "mask": np.ones_like(x["mask"])})
+    right = rounded(case, x)
+    wrong = rounded(case, {**x, "mask": np.ones_like(x["mask"])})
     names = {"out", "lse"} if part == "forward" else {*case.gradients}
     got = {name: wrong[name] if name in names else right[name] for name in right}
-    assert _failed(case, got, x) == names
+    assert failing(case, got, x) == names
 
 
 @_of_dtypes
@@ -168,9 +152,9 @@ def test_a_sentinel_in_place_of_minus_infinity_fails(dtype: str) -> None:
     out, lse = reference.attention(*(x[name] for name in "qkv"), bias=seen, **options)
     dead = ~x["mask"].any(axis=-1)
     assert dead.any()
-    got = _results(case, x)
+    got = rounded(case, x)
     got |= {"out": out.astype(case.storage), "lse": lse.astype(case.statistics)}
-    assert _failed(case, got, x) == {"out", "lse"}
+    assert failing(case, got, x) == {"out", "lse"}
 
 
 @pytest.mark.parametrize("step", [1, -1])
@@ -179,7 +163,7 @@ def test_what_one_writes_in_numpy_has_the_mask(form: dict[str, Any], step: int) 
     """The NumPy code that sets the allowed errors applies the mask, in both of its orders."""
     case, x = _of("float64", **form)
     found = plain(case, {name: x[name] for name in x}, step)
-    exact = _results(case, x)
+    exact = rounded(case, x)
     for name in ("out", "lse", "dq", "dk", "dv"):
         got = case.heads_first(name, exact[name])
         np.testing.assert_allclose(found[name], got, rtol=1e-9, atol=1e-10)
