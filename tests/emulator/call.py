@@ -36,7 +36,7 @@ class Kernels:
     deterministic: bool = False
     steps: tuple[int, ...] = (16, 64)  # lengths are near multiples of these
     parted: bool = False  # also kernels with several blocks for a kv tile
-    few: bool = False  # up to 128 queries, which a block keeps backward
+    kept: int = 0  # the most queries, which a block keeps backward: 128, or 256 of short heads
     plain: bool = False  # one alignment and one type of output
     forward_row: ForwardRow | None = None  # the forward pass's table has only this row
     window: str = ""  # "left" or "band": the bounds that most cases have
@@ -58,11 +58,11 @@ class Kernels:
     @property
     def groups(self) -> tuple[int, ...]:
         """Query heads for a head of keys."""
-        return (1,) if self.few else (1, 2, 4, 3)
+        return (1,) if self.kept else (1, 2, 4, 3)
 
     def queries(self, length: int) -> int:
         """The length, or the most queries that the kernels take."""
-        return min(length, 128) if self.few else length
+        return min(length, self.kept) if self.kept else length
 
     @property
     def name(self) -> str:
@@ -73,7 +73,7 @@ class Kernels:
             "d{}-dv{}".format(*self.dims),
         ]
         mask = self.window or ("causal" if self.causal else "full")
-        words += [mask, "ordered" * self.deterministic, "few" * self.few]
+        words += [mask, "ordered" * self.deterministic, f"kept{self.kept}" * bool(self.kept)]
         words += ["softcap" * self.softcap, f"sinks-{self.sinks}" * bool(self.sinks)]
         words += [f"alibi-{self.alibi}" * bool(self.alibi)]
         words += [f"bias-{self.bias}" * bool(self.bias), f"mask-{self.mask}" * bool(self.mask)]

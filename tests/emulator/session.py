@@ -20,7 +20,7 @@ from ..kit.arena import Arena
 from ..kit.case import Case
 from ..kit.compare import compare
 from ..kit.data import arrays
-from ..kit.few import few_alone
+from ..kit.few import few_alone, short_alone
 from ..kit.oracle import Truth, judge
 from ..kit.parts import parts_forced
 from ..kit.strides import Strides
@@ -35,6 +35,14 @@ __all__ = ["Session", "check", "configs_of", "session_of"]
 _WORKSPACE = 1 << 24
 
 
+#: The tiles of gradients, by the most queries that a block keeps.
+_TILES: dict[int, Callable[[], contextlib.AbstractContextManager[None]]] = {
+    0: contextlib.nullcontext,
+    128: few_alone,
+    256: short_alone,
+}
+
+
 @contextlib.contextmanager
 def session_of(
     kernels: Kernels, parts: int = 1, make: Callable[[Any], Any] = emulate
@@ -44,7 +52,7 @@ def session_of(
     with (
         mock.patch.dict(FORWARD, rows),
         parts_forced(parts),
-        few_alone() if kernels.few else contextlib.nullcontext(),
+        _TILES[kernels.kept](),
         host_cupy(kernels.architecture, kernels.num_sms, make) as host,
     ):
         yield host
@@ -73,7 +81,7 @@ def configs_of(kernels: Kernels) -> set[KernelConfig]:
         return lambda *_: None
 
     case = Case(
-        2, 4, 4 if kernels.few else 1, 70, 100, *kernels.dims, kernels.dtype, causal=kernels.causal
+        2, 4, 4 if kernels.kept else 1, 70, 100, *kernels.dims, kernels.dtype, causal=kernels.causal
     )
     window = {"": "", "left": "9:", "band": "9:3"}[kernels.window]
     case = replace(case, window=window, causal=kernels.causal and not window)
