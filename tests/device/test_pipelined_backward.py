@@ -49,9 +49,10 @@ def _small(dims: tuple[int, int]) -> Case:
 
 def _busy_gradients(cp: Any, case: Case) -> Gradients:
     gradients = Gradients(cp, case)
-    main = gradients.prepare().plan.launches[1]
+    chosen = gradients.prepare().plan
+    main, tile = chosen.launches[1], chosen.tile
     assert dict(main.arguments)["ahead"] < _tiles(case), "no block would clear sums"
-    assert (main.grid > _tiles(case)) == (_row(case).kv_tiles_per_convert_block > 0)
+    assert (main.grid > _tiles(case)) == (tile.kv_tiles_per_convert_block > 0)
     assert _tiles(case) > cp.cuda.Device().attributes["MultiProcessorCount"]
     return gradients
 
