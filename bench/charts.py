@@ -32,10 +32,10 @@ def charts_of(name: str, rows: Sequence[Row]) -> list[Chart]:
     """The charts of a set of cases: one per pass, if the rows have enough lengths.
 
     If the name of a set ends with its pass, a chart's name has the pass only once. Sets of features
-    and sets of models have no charts: their problems differ in more than the length.
+    and sets of mixed shapes have no charts: their problems differ in more than the length.
     """
     charts: list[Chart] = []
-    if any(map(has_feature, rows)) or name.startswith("models"):
+    if any(map(has_feature, rows)) or name.startswith(("models", "off-grid")):
         return charts
     for op in ("forward", "backward"):
         of_op = [row for row in rows if row["op"] == op]

@@ -24,6 +24,7 @@ PAGES: Mapping[str, tuple[str, ...]] = {
         "fa3-backward-shapes",
         "models",
         "models-backward",
+        "off-grid-backward",
         "windows",
         "windows-backward",
         "few",

@@ -46,6 +46,7 @@ SETS = (
     "fa3-backward-shapes",
     "models",
     "models-backward",
+    "off-grid-backward",
     "windows",
     "windows-backward",
     "sinks",

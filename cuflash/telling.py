@@ -56,6 +56,7 @@ def telling_lengths() -> tuple[tuple[int, int], ...]:
     """
     shorter = [n for row in fa3_tables.FORWARD for n in (row.longest, row.longest_causal)]
     shorter += [row.longest for row in fa3_tables.FORWARD_WITH_PAIRS]
+    shorter += [n for row in fa3_tables.BACKWARD for n in (row.lengths[0] - 1, row.lengths[1])]
     longer = [row.shortest - 1 for rows in fa2_tables.FORWARD.values() for row in rows]
     edges = [n for last in (*shorter, *longer) for n in (last, last + 1)]
     lengths = {*_LENGTHS, *(n for n in edges if 1 <= n <= MAX_SEQLEN)}

@@ -82,8 +82,8 @@ def attention_backward(
         Destinations, one for each name of ``wrt`` in its order; they must not
         overlap anything.
     deterministic : bool
-        Return the same bits from run to run, with O(seqlen) more memory.
-        Otherwise FlashAttention-2 and 3 add the terms of dq in any order on CUDA.
+        Return the same bits from run to run, with up to O(seqlen) more memory.
+        Otherwise FlashAttention-2 and 3 may add the terms of dq in any order on CUDA.
     causal, window_size, softcap, score_mod, alibi_slopes, bias, mask, block_mask, sinks,
     seqused_q, seqused_kv, cu_seqlens_q, cu_seqlens_kv, scale, q_offset, layout
         As for :func:`attention`.

@@ -12,6 +12,7 @@ from .forward_time import ForwardWork, chunks_to_try, is_small
 from .key_chunks import divides, may_split, require_one
 from .problem import AttentionProblem
 from .tiles import fa3, steps
+from .tiles.fa3_lengths import LengthsTile
 
 __all__ = ["chosen_tile", "nearly_fastest", "steadiest"]
 
@@ -100,6 +101,7 @@ def _asked_tile(
     kv_chunk: int | None,
 ) -> fa3.Fa3Tile:
     listed = [*fa3.candidates(problem, limits), *fa3.candidates(problem, limits, every=True)]
+    listed.sort(key=lambda tile: isinstance(tile, LengthsTile))  # bits do not depend on lengths
     for tile in listed:
         if (tile.block_q, tile.block_kv) == blocks:
             require_one([tile] * divides(kv_chunk, tile.block_kv), kv_chunk)

@@ -15,6 +15,7 @@ from cuflash.features.table import with_features
 from cuflash.planning.fa3 import fa3_plan
 from cuflash.planning.fa3_few import kv_splits_of
 from cuflash.planning.problem import AttentionProblem
+from cuflash.planning.tiles.fa3 import Fa3BackwardTile
 from cuflash.planning.tiles.fa3_few import Fa3FewTile, few_tiles, why_not_few
 
 from ..kit.few import few_alone
@@ -80,6 +81,12 @@ def test_wide_heads_and_features_have_none() -> None:
     capped = with_features(_problem(), {"softcap": 30.0}, {})
     assert why_not_few(capped) == "takes no softcap"
     assert not [*few_tiles(capped)]
+
+
+def test_blocks_name_the_tile_that_keeps_keys_where_it_has_the_same() -> None:
+    narrow = _problem(head_dim=64, head_dim_v=64)
+    assert isinstance(planned(narrow).tile, Fa3FewTile)
+    assert isinstance(planned(narrow, blocks=(128, 128)).tile, Fa3BackwardTile)
 
 
 @pytest.mark.parametrize("blocks", [(64, 128), (128, 128)])
