@@ -80,6 +80,19 @@ BUGS = (
         "0 *",
     ),
     _bug(
+        "dQ of short heads does not wait for the other warpgroup",
+        _MATH,
+        "    wait<Config>(c.shared.ds_full[pair], step % 2);\n",
+        "",
+        "narrow",
+    ),
+    _bug(
+        "dS of short heads is stored before dQ has read the one before",
+        _MATH,
+        "      if (begins) wait_empty<Config>(c.shared.ds_empty[pair], step % 2);\n",
+        "",
+    ),
+    _bug(
         "the first pair's dQ is left out where all q tiles see a tile",
         _MATH,
         "const bool late = begins && pair > 0;",

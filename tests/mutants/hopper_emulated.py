@@ -56,6 +56,7 @@ UNSEEN: dict[str, str] = {
     "captured launches have the counter of their stream": _STREAMS,
     "a captured counter does not begin at zero": _STREAMS,
     "all warps stage their rows in one place": _WARPS,
+    "dS of short heads is stored before dQ has read the one before": _WARPS,
     "dQ is added out of turn": f"{_BLOCKS}; the threads that keep the turns are not those that add",
     "math does not wait for its turn": _BLOCKS,
     "no thread polls whether sums are cleared": _BLOCKS,
