@@ -161,6 +161,7 @@ def test_a_launch_carries_maps_and_a_counter(fake_device: FakeDevice) -> None:
         ]
 
 
+@pytest.mark.usefixtures("any_lengths")
 def test_a_backward_launch_carries_maps_and_its_workspace(fake_device: FakeDevice) -> None:
     prepared = cuflash.prepare(SHAPE, SHAPE, SHAPE, dtype="float16", operation="backward")
     assert prepared.plan.algorithm == "fa3"
