@@ -79,6 +79,18 @@ class _Setting:
         ):
             if saved != 1:
                 library.set_num_threads(number)
+                _release(library)
+
+
+def _release(library: Any) -> None:
+    """Let any thread set the number next.
+
+    From threadpoolctl 3.8 on OpenBLAS's number belongs to the thread that set it first, until the
+    thread ends. But the call that ends last restores it, and may be another thread's.
+    """
+    release = getattr(library, "clear_controlling_thread", None)
+    if release is not None:
+        release()
 
 
 def _libraries() -> list[Any]:

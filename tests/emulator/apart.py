@@ -14,8 +14,8 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import pytest
-import threadpoolctl
 
+from ..kit.blas import forget_control
 from ..kit.compare import REGISTRY
 from . import build
 
@@ -68,21 +68,13 @@ def _child(run: Callable[[], Any], said: int, answer: int) -> None:
         sys.stdout = sys.stderr = open(said, "w", closefd=False)  # noqa: SIM115
         signal.alarm(SECONDS)
         build.forget_threads()
-        _forget_limits()
+        forget_control()
         outcome = _outcome(run)
         with os.fdopen(answer, "wb", closefd=False) as file:
             pickle.dump((*outcome, REGISTRY.worst), file)
         sys.stdout.flush()
     finally:
         os._exit(0)
-
-
-def _forget_limits() -> None:
-    """Let the child limit BLAS, whichever thread of its parent did."""
-    controller = getattr(threadpoolctl, "OpenBLASController", None)
-    clear = getattr(controller, "clear_controlling_thread", None)
-    if clear is not None:
-        clear(force=True)
 
 
 def _outcome(run: Callable[[], Any]) -> tuple[Any, str | None, str | None]:

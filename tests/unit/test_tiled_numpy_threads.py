@@ -20,6 +20,7 @@ from cuflash.planning.problem import AttentionProblem
 from cuflash.tiled_numpy import threads
 from cuflash.tiled_numpy.blocks import Blocks
 
+from ..kit.blas import forget_control
 from .tiled_case import ALGORITHMS, GIVEN, WANTED, Array, destinations, draw, problem
 
 COUNTS = (1, 2, 5)
@@ -35,6 +36,7 @@ SITUATIONS: dict[str, dict[str, Any]] = {
 def _enough_cores(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Pretend that the machine has cores for as many threads as any plan here has."""
     monkeypatch.setattr(threads, "usable_cores", lambda: 64)
+    forget_control()
     with threadpool_limits(8, user_api="blas"):
         yield
 
