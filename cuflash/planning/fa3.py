@@ -236,7 +236,7 @@ def _backward_launch(
 
 
 def _stays(problem: AttentionProblem, tile: fa3.Fa3BackwardTile, parts: int) -> bool:
-    """Return whether a block computes several kv tiles: if a tile has few steps and no features."""
+    """Return whether a block computes several kv tiles: if each has few steps. No features."""
     steps = problem.group * problem.tiles(problem.seqlen_q, tile.block_q)
     others = tile.ordered, tile.operand.stages, tile.kv_tiles_per_convert_block
     plain = not (problem.uses or any(others))

@@ -101,7 +101,8 @@ def _asked_tile(
     kv_chunk: int | None,
 ) -> fa3.Fa3Tile:
     listed = [*fa3.candidates(problem, limits), *fa3.candidates(problem, limits, every=True)]
-    listed.sort(key=lambda tile: isinstance(tile, LengthsTile))  # bits do not depend on lengths
+    # Requested blocks name the same tile at all lengths, so that a row's bits stay the same.
+    listed.sort(key=lambda tile: isinstance(tile, LengthsTile))
     for tile in listed:
         if (tile.block_q, tile.block_kv) == blocks:
             require_one([tile] * divides(kv_chunk, tile.block_kv), kv_chunk)

@@ -206,7 +206,7 @@ class BackwardRow(NamedTuple):
 BACKWARD = (
     BackwardRow(32, 32, 128, 128, 2, 0, 2048, stays_until=4),
     BackwardRow(64, 64, 128, 128, 2, 32, fewest_of_window=1024),  # 391 at 64, (512, 512)
-    BackwardRow(64, 64, 128, 128, 2, 16, lengths=(256, 4096)),  # the next is 2 % slower at 2048
+    BackwardRow(64, 64, 128, 128, 2, 16, lengths=(256, 4096)),  # the next: 1 to 2 % slower
     BackwardRow(64, 64, 128, 128, 2),  # 570 at 64, seqlen 8192 full
     BackwardRow(96, 96, 64, 128, 2, 8, 2048),  # 547 at 96, seqlen 8192 causal
     BackwardRow(128, 128, 64, 128, 2, 8),  # 633 at 128, seqlen 8192 full
