@@ -105,20 +105,10 @@ struct KeysInPages {
     }
   }
 
- private:
-  // How many keys ahead the table is prefetched. Blocks are visited last first, and keys that far
-  // before the block may have pages in a cache line of the table that has not been read.
-  static constexpr int kKeysAhead = 256;
-
   struct Place {
     int page;
     int row;
   };
-  // The number of a slot's page among those of its entry, and the row in it.
-  __device__ static Place place_in(const CachedKeysParams& cache, int slot) {
-    const int number = cache.page_shift >= 0 ? slot >> cache.page_shift : slot / cache.page_size;
-    return {number, slot - number * cache.page_size};
-  }
   // The page and row of a key. The table is not read after the last page that has keys, and page
   // numbers are clamped to the pages that exist.
   __device__ static Place place(const CachedKeysParams& cache, const Sequence& seq, int key) {
@@ -128,6 +118,17 @@ struct KeysInPages {
     const int last = place_in(cache, slot0 + max(0, seq.seqlen_kv - 1)).page;
     const int page = line(cache, seq)[min(in_entry.page, last)];
     return {max(0, min(page, cache.pages - 1)), in_entry.row};
+  }
+
+ private:
+  // How many keys ahead the table is prefetched. Blocks are visited last first, and keys that far
+  // before the block may have pages in a cache line of the table that has not been read.
+  static constexpr int kKeysAhead = 256;
+
+  // The number of a slot's page among those of its entry, and the row in it.
+  __device__ static Place place_in(const CachedKeysParams& cache, int slot) {
+    const int number = cache.page_shift >= 0 ? slot >> cache.page_shift : slot / cache.page_size;
+    return {number, slot - number * cache.page_size};
   }
   __device__ static void prefetch(const CachedKeysParams& cache, const Sequence& seq, int key) {
     if (cache.table_pages > 1 && key >= 0)

@@ -136,6 +136,9 @@ PARAMETERS = {
     ("fa2", "forward"): _struct(
         "Fa2ForwardParams", ("q", "k", "v", "out"), ("lse",), ("scale", "factor", "head_group")
     ),
+    ("fa2", "forward_few"): _struct(
+        "Fa2ForwardParams", ("q", "k", "v", "out"), ("lse",), ("scale", "factor", "head_group")
+    ),
     ("fa2", "backward"): _struct(
         "Fa2BackwardParams",
         ("q", "k", "v", "dout", "dk", "dv"),

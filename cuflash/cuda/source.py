@@ -194,11 +194,12 @@ _SINGLE = {
 }
 #: Types that list the features' parts, for kernels that handle scores or rows.
 _CHAINS = {"Score": "ScoreChain", "Rows": "RowChain"}
+_FORWARD = ("forward", "forward_few")
 _BACKWARD = ("backward", "backward_few", "backward_short")
-_WITH_CHAINS = ("forward", *_BACKWARD, "statistics", "bias_gradient", "merge")
-_WITH_WEIGHTS = ("forward", *_BACKWARD, "bias_gradient")
-_WITH_CHUNKS = ("forward", "merge")
-_WITH_STORED = (("fa3", "forward"), ("steps", "append_kv"))
+_WITH_CHAINS = (*_FORWARD, *_BACKWARD, "statistics", "bias_gradient", "merge")
+_WITH_WEIGHTS = (*_FORWARD, *_BACKWARD, "bias_gradient")
+_WITH_CHUNKS = (*_FORWARD, "merge")
+_WITH_STORED = (("fa3", "forward"), ("fa2", "forward_few"), ("steps", "append_kv"))
 
 
 def _header(part: DevicePart) -> str:
@@ -225,7 +226,7 @@ def _seams(config: KernelConfig) -> dict[str, str]:
         del types["Weights"]
     if config.kernel not in _WITH_CHUNKS:
         del types["Chunks"]
-    if config.kernel != "forward":
+    if config.kernel not in _FORWARD:
         del types["Keys"]
     if (config.generation, config.kernel) not in _WITH_STORED:
         del types["Stored"]

@@ -24,7 +24,7 @@ NAMES = "k_scale", "v_scale"
 NUMBERS = {"k_scale": "k_number", "v_scale": "v_number"}
 
 _DEVICE = DevicePart(
-    kernels=frozenset((("fa3", "forward"), ("steps", "append_kv"))),
+    kernels=frozenset((("fa2", "forward"), ("fa3", "forward"), ("steps", "append_kv"))),
     struct="Float8Params",
     block=np.dtype(
         [

@@ -8,6 +8,7 @@ from ..features.packed_group import with_packed_group
 from .argument_gradients import ArgumentGradients
 from .decision import Algorithm, Plan, asked_tile, nothing_fits
 from .device import DeviceLimits
+from .fa2_few import fastest_chunk
 from .head_groups import head_group_of, whole_entries
 from .item_lists import ItemLists
 from .kernel import KernelLaunch, kernel_config, lay_out
@@ -15,8 +16,9 @@ from .key_chunks import KeyChunks, divides, require_one
 from .problem import AttentionProblem
 from .row_steps import RowSteps, launchable
 from .tiles import fa2, steps
+from .tiles.fa2_few import Fa2FewTile, few_tile
 
-__all__ = ["fa2_plan"]
+__all__ = ["fa2_plan", "takes_few"]
 
 
 def fa2_plan(
@@ -24,7 +26,7 @@ def fa2_plan(
     limits: DeviceLimits,
     blocks: tuple[int, int] | None,
     rejected: tuple[tuple[Algorithm, str], ...],
-    tile: fa2.Fa2Tile | None = None,
+    tile: fa2.Fa2Tile | Fa2FewTile | None = None,
     kv_chunk: int | None = None,
 ) -> Plan:
     """Return a plan of one thread block for each q tile (forward) or kv tile (backward) of a head.
@@ -33,11 +35,31 @@ def fa2_plan(
     """
     problem = with_packed_group(problem)
     reason = "as given"
+    if tile is None and blocks is None:
+        tile, kv_chunk = _few(problem, limits, kv_chunk)
+        reason = "for few queries"
     if tile is None:
         tile, reason = _tile(problem, limits, blocks, kv_chunk)
-    if isinstance(tile, fa2.Fa2ForwardTile):
+    if isinstance(tile, fa2.Fa2ForwardTile | Fa2FewTile):
         return _forward(problem, limits, tile, reason, rejected, kv_chunk or 0)
     return _backward(problem, limits, tile, reason, rejected)
+
+
+def takes_few(
+    problem: AttentionProblem, limits: DeviceLimits, blocks: tuple[int, int] | None
+) -> bool:
+    """Return whether a pass without requested blocks has the tile for few queries."""
+    return blocks is None and few_tile(with_packed_group(problem), limits) is not None
+
+
+def _few(
+    problem: AttentionProblem, limits: DeviceLimits, kv_chunk: int | None
+) -> tuple[Fa2FewTile | None, int | None]:
+    """Return the tile for few queries and the keys of a chunk; None and the chunk without one."""
+    tile = few_tile(problem, limits)
+    if tile is None or not divides(kv_chunk, tile.block_kv):
+        return None, kv_chunk
+    return tile, fastest_chunk(problem, limits, tile) if kv_chunk is None else kv_chunk
 
 
 def _tile(
@@ -92,14 +114,17 @@ def _is_smaller(tile: fa2.Fa2Tile, best: fa2.Fa2Tile) -> bool:
     return halves and no_larger and tile.warps >= 4 and tile.arithmetic == best.arithmetic
 
 
-def _blocks(problem: AttentionProblem, tile: fa2.Fa2Tile) -> int:
-    if isinstance(tile, fa2.Fa2ForwardTile):
+def _blocks(problem: AttentionProblem, tile: fa2.Fa2Tile | Fa2FewTile) -> int:
+    if not isinstance(tile, fa2.Fa2BackwardTile):
         return problem.batch * problem.heads_q * problem.tiles(problem.seqlen_q, tile.block_q)
     return problem.batch * problem.heads_kv * problem.tiles(problem.seqlen_kv, tile.block_kv)
 
 
 def _main_launch(
-    problem: AttentionProblem, limits: DeviceLimits, tile: fa2.Fa2Tile, *more: tuple[str, int]
+    problem: AttentionProblem,
+    limits: DeviceLimits,
+    tile: fa2.Fa2Tile | Fa2FewTile,
+    *more: tuple[str, int],
 ) -> KernelLaunch:
     grid = launchable(_blocks(problem, tile), "fa2")
     kernel = ("fa2", problem.operation)
@@ -108,6 +133,9 @@ def _main_launch(
     if forward:
         constants |= {"entries_inside": int(problem.shares_pairs)}
     config = kernel_config(problem, limits, kernel, tile.arithmetic, constants, footprint)
+    if isinstance(tile, Fa2FewTile):
+        widths = tile.head_dim, tile.head_dim_v
+        config = replace(config, kernel=tile.kernel, head_dim=widths[0], head_dim_v=widths[1])
     heads = problem.batch * (problem.heads_q if forward else problem.heads_kv)
     tiles = grid // max(1, heads)
     head_group = head_group_of(problem, limits, tiles, footprint.blocks_per_sm)
@@ -119,7 +147,7 @@ def _main_launch(
 def _forward(
     problem: AttentionProblem,
     limits: DeviceLimits,
-    tile: fa2.Fa2ForwardTile,
+    tile: fa2.Fa2ForwardTile | Fa2FewTile,
     reason: str,
     rejected: tuple[tuple[Algorithm, str], ...],
     kv_chunk: int,

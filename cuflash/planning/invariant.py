@@ -11,11 +11,13 @@ from ..features.packed_group import with_packed_group
 from .decision import Algorithm, Plan
 from .device import DeviceLimits, HostLimits
 from .fa2 import fa2_plan
+from .fa2_few import steadiest_chunk
 from .fa3 import fa3_plan
 from .fa3_choice import steadiest
 from .key_chunks import chunk_of
 from .plan import plan
 from .problem import AttentionProblem
+from .tiles.fa2_few import Fa2FewTile
 
 __all__ = ["batch_invariant_plan"]
 
@@ -66,6 +68,9 @@ def _choice(
         steady = steadiest(with_packed_group(usual), limits, _BATCHES)
         if steady is not None:
             return first, *steady, "nearly the fastest in batches of any size"
+    if isinstance(first.tile, Fa2FewTile) and kv_chunk is None:
+        steady_chunk = steadiest_chunk(with_packed_group(usual), limits, first.tile, _BATCHES)
+        return first, first.tile, steady_chunk, "for few queries, in batches of any size"
     return first, first.tile, chunk_of(first.problem), first.reason
 
 

@@ -10,7 +10,7 @@ from ..features.refused import check_refused
 from .decision import ALGORITHMS, Algorithm, Backend, Plan
 from .device import DeviceLimits, HostLimits
 from .fa1 import fa1_plan
-from .fa2 import fa2_plan
+from .fa2 import fa2_plan, takes_few
 from .fa3 import fa3_plan
 from .key_chunks import check_chunk
 from .problem import AttentionProblem
@@ -62,7 +62,11 @@ def plan(
     if algorithm != "auto":
         return _cuda_plan(problem, limits, algorithm, blocks, (), kv_chunk)
     rejected: list[tuple[Algorithm, str]] = []
-    for candidate in ALGORITHMS:
+    order = ALGORITHMS
+    if takes_few(problem, limits, blocks):
+        rejected.append(("fa3", "fa3 is for more queries: fa2 reads the keys of few faster"))
+        order = ("fa2", "fa3", "fa1")
+    for candidate in order:
         try:
             return _cuda_plan(problem, limits, candidate, blocks, tuple(rejected), kv_chunk)
         except UnsupportedError as error:
@@ -112,16 +116,27 @@ def _cuda_plan(
     if algorithm not in _CUDA_FAMILIES:
         raise UnsupportedError(f"{algorithm} has no CUDA kernels in this version")
     check_refused((*problem.features, algorithm, "cuda"))
-    if problem.float8 and algorithm != "fa3":
-        raise UnsupportedError(
-            f"{algorithm} does not read float8 caches (k_scale and v_scale): "
-            "fa3 does, on Hopper GPUs"
-        )
+    _check_float8(problem, limits, algorithm, blocks)
     _check_device(problem, limits, algorithm)
     if kv_chunk is not None:
         check_chunk(problem, algorithm, kv_chunk)
         return _CUDA_FAMILIES[algorithm](problem, limits, blocks, rejected, kv_chunk=kv_chunk)
     return _CUDA_FAMILIES[algorithm](problem, limits, blocks, rejected)
+
+
+def _check_float8(
+    problem: AttentionProblem,
+    limits: DeviceLimits,
+    algorithm: Algorithm,
+    blocks: tuple[int, int] | None,
+) -> None:
+    """Refuse float8 caches where no kernel reads them."""
+    few = algorithm == "fa2" and takes_few(problem, limits, blocks)
+    if problem.float8 and algorithm != "fa3" and not few:
+        raise UnsupportedError(
+            f"{algorithm} does not read float8 caches (k_scale and v_scale) here: fa3 does, on "
+            "Hopper GPUs, and fa2 for few queries, from compute capability 8.9 on"
+        )
 
 
 def _check_device(problem: AttentionProblem, limits: DeviceLimits, algorithm: str) -> None:

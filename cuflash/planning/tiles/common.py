@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ..device import DeviceLimits
-from ..problem import DTYPES, DTypeName
+from ..problem import DTYPES, ELEMENTS, DTypeName, ElementName
 
 __all__ = [
     "HEAD_DIM_BUCKETS",
@@ -60,9 +60,9 @@ def round_down(a: int, multiple: int) -> int:
     return a // multiple * multiple
 
 
-def shared_array(count: int, dtype: DTypeName) -> int:
+def shared_array(count: int, dtype: ElementName) -> int:
     """Return the bytes of a ``SharedArray`` of the device code: one or more lines of 128 bytes."""
-    return max(1, ceil_div(count * DTYPES[dtype].itemsize, 128)) * 128
+    return max(1, ceil_div(count * ELEMENTS[dtype].itemsize, 128)) * 128
 
 
 def fragment_row_choices(storage: DTypeName) -> tuple[int, ...]:

@@ -10,7 +10,15 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["BACKWARD", "FORWARD", "BackwardRow", "ForwardRow"]
+__all__ = [
+    "BACKWARD",
+    "FEW_BUCKETS",
+    "FORWARD",
+    "FORWARD_OF_FEW",
+    "BackwardRow",
+    "ForwardFewRow",
+    "ForwardRow",
+]
 
 
 class ForwardRow(NamedTuple):
@@ -126,5 +134,45 @@ BACKWARD = {
         BackwardRow(256, 8, 8, 4, 1, 1, 1),
         BackwardRow(256, 8, 8, 2, 1, 1, 1),
         BackwardRow(256, 8, 8, 1, 1, 1, 1),
+    ),
+}
+
+#: Widths that the kernel for few queries is compiled for.
+FEW_BUCKETS = (64, 128, 192, 256)
+
+
+class ForwardFewRow(NamedTuple):
+    """A tile of the forward pass for few queries, for head dims up to ``widest``."""
+
+    widest: int
+    block_kv: int  # keys of a step of a warp
+    warps: int
+    blocks_per_sm: int
+    num_stages: int  # of K and V, for each warp
+    step: float  # microseconds on an H200 of a step of all warps, alone on a multiprocessor
+    step_beside: float  # the same with ``blocks_per_sm`` blocks
+
+
+#: By bytes of a stored number.
+FORWARD_OF_FEW = {
+    1: (
+        ForwardFewRow(64, 32, 4, 2, 6, 0.5, 0.5),
+        ForwardFewRow(64, 32, 4, 1, 4, 0.5, 0.5),
+        ForwardFewRow(128, 32, 4, 2, 3, 0.7, 0.7),
+        ForwardFewRow(128, 32, 4, 1, 2, 0.7, 0.7),
+        ForwardFewRow(256, 16, 4, 2, 3, 0.7, 0.7),
+        ForwardFewRow(256, 16, 4, 1, 2, 0.7, 0.7),
+    ),
+    2: (
+        ForwardFewRow(64, 32, 4, 2, 3, 0.5, 0.5),
+        ForwardFewRow(64, 32, 4, 2, 2, 0.5, 0.5),
+        ForwardFewRow(64, 32, 4, 1, 2, 0.5, 0.5),
+        ForwardFewRow(128, 16, 4, 2, 3, 0.5, 0.5),
+        ForwardFewRow(128, 16, 4, 2, 2, 0.5, 0.5),
+        ForwardFewRow(128, 16, 4, 1, 2, 0.5, 0.5),
+        ForwardFewRow(192, 16, 4, 2, 2, 0.5, 0.5),
+        ForwardFewRow(192, 16, 3, 1, 2, 0.5, 0.5),
+        ForwardFewRow(256, 16, 4, 1, 3, 0.5, 0.5),
+        ForwardFewRow(256, 16, 2, 1, 2, 0.5, 0.5),
     ),
 }

@@ -75,6 +75,7 @@ def tensors_of(launch: Launch, plan: Plan) -> Iterator[Tensor]:
     for name, (kind, _) in fields_of(parameters.dtype).items():
         field_of, short = parameters[name], name.removesuffix("_map")
         stored = short in ("k_cache", "v_cache") or name in ("k_map", "v_map")
+        stored |= launch.config.kernel == "forward_few" and name in ("k", "v")
         dtype = problem.stored if stored else output.get(short, problem.storage)
         size = ELEMENTS[dtype].itemsize
         if kind == TENSOR_MAP:
