@@ -31,48 +31,54 @@ __device__ inline void exponentiate_few(FewState<Config>& state,
   scores.for_each([&](float& x, int m, int, int group, int) { state.sum.value[m][group] += x; });
 }
 
-// The steps of a warp. Copies are committed in the order K, V of one step after the other, and
-// `num_stages` steps are on their way.
+// The steps of a warp. Copies are committed in the order K, V of one tile after the other; as many
+// are on their way as there are slots.
 template <class Config>
 __device__ inline void walk_keys(const FewContext<Config>& c, FewState<Config>& state) {
   using Types = FewTypes<Config>;
-  constexpr int stages = Config::num_stages, warps = Config::warps;
-  constexpr int ahead = stages * warps;  // tiles
+  constexpr int slots = Config::num_slots, warps = Config::warps;
   const float factor = logit_factor<Config>(c.params);
   auto& ring = c.shared.rings[c.warp()];
   const int first = c.first_tile();
-  FewLoads<Config> loads{c};
-  loads.find(first);
+  FewLoads<Config> loads(c, ring, first);
 #pragma unroll
-  for (int stage = 0; stage < stages; ++stage) {
-    loads.find(first + (stage + 1) * warps);
-    loads.keys(ring.stages[stage], first + stage * warps);
-    loads.values(ring.stages[stage], first + stage * warps);
+  for (int slot = 0; slot < slots; ++slot) {
+    if (slot % 2 == 0) {
+      loads.keys();
+    } else {
+      loads.values();
+    }
   }
   __syncthreads();  // Q is there
   const auto* const q = reinterpret_cast<const uint4*>(c.shared.q.data);
-  int stage = 0;
+  int slot = 0;
+  const auto arrived = [&] {  // the slot of the next matrix
+    wait_copies<Config::copies, slots - 1>();
+    __syncwarp();
+    auto* const data = ring.slots[slot].data;
+    slot = slot + 1 == slots ? 0 : slot + 1;
+    return data;
+  };
+  const auto load_next = [&](bool keys) {  // once every lane has read the slot
+    __syncwarp();
+    if (keys) {
+      loads.keys();
+    } else {
+      loads.values();
+    }
+  };
 #pragma unroll 1
   for (int tile = first; tile < c.range.end; tile += warps) {
-    auto& now = ring.stages[stage];
-    wait_copies<Config::copies, 2 * stages - 1>();
-    __syncwarp();
     typename Types::Scores scores;
     scores.fill(0);
-    FewProducts<Config>::score(scores, q, {now.k.data});
-    __syncwarp();
-    loads.find(tile + ahead + warps);
-    loads.keys(now, tile + ahead);
+    FewProducts<Config>::score(scores, q, {arrived()});
+    load_next(slots % 2 == 0);
     const int key0 = tile * Config::block_kv;
     prepare_scores<Config>(c.params, scores, c.seq, c.item.head, c.first_query(), key0,
                            is_edge_tile<Config>(c.seq, c.first_query(), key0));
     exponentiate_few(state, scores, factor);
-    wait_copies<Config::copies, 2 * stages - 1>();
-    __syncwarp();
-    FewProducts<Config>::add(state.output, scores, {now.v.data});
-    __syncwarp();
-    loads.values(now, tile + ahead);
-    stage = stage + 1 == stages ? 0 : stage + 1;
+    FewProducts<Config>::add(state.output, scores, {arrived()});
+    load_next(slots % 2 != 0);
   }
 }
 

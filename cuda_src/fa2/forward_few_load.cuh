@@ -23,76 +23,105 @@ __device__ inline void load_few_q(const FewContext<Config>& c) {
   }
 }
 
-// Where a lane's key of a tile lies: its page or entry, and its row there.
-struct KeyPlace {
-  int page;
-  int row;
+// Where the keys of a warp's next tile lie. Without pages one row follows the other.
+template <class Config, bool = Config::Keys::paged>
+struct KeyPlaces {
+  __device__ void find(const FewContext<Config>&, int) {}
+};
+// With pages every lane knows one row of the tile. It reads the number of a row's page a tile
+// before it uses it, so that no instruction waits for the table.
+template <class Config>
+struct KeyPlaces<Config, true> {
+  using Keys = typename Config::Keys;
+  typename Keys::Place now = {};
+  typename Keys::Place next = {};
+
+  // Looks the rows of a tile up; `now` has the tile before it.
+  __device__ void find(const FewContext<Config>& c, int tile) {
+    static_assert(32 % Config::block_kv == 0, "a lane for every row");
+    now = {Keys::existing(c.params.cached_keys, next.page), next.row};
+    if (tile >= c.range.end) return;
+    const int row = static_cast<int>(threadIdx.x) % Config::block_kv;
+    next = Keys::look_up(c.params.cached_keys, c.seq, tile * Config::block_kv + row);
+  }
 };
 
-// A warp's loads. A tile's places are found one tile ahead, since the table of pages is in device
-// memory.
+// The rows of one tile in a tensor.
+template <class Config, class Cell, bool = Config::Keys::paged>
+struct TileRows {
+  const Cell* first;
+  long long stride;
+  __device__ TileRows(const FewContext<Config>& c, const KeyPlaces<Config>&, const Tensor& tensor,
+                      int key0)
+      : first(kv_row<const Cell>(tensor, c.seq, c.kv_head, key0)), stride(tensor.row_stride) {}
+  __device__ const Cell* at(int row) const { return first + row * stride; }
+  // The row that lies `further` rows after another one.
+  __device__ const Cell* after(const Cell* row, int further, int) const {
+    return ptx::opaque(row + further * stride);
+  }
+};
+template <class Config, class Cell>
+struct TileRows<Config, Cell, true> {
+  const Cell* own;
+  __device__ TileRows(const FewContext<Config>& c, const KeyPlaces<Config>& places,
+                      const Tensor& tensor, int)
+      : own(tensor_row<const Cell>(tensor, places.now.page, c.kv_head, places.now.row)) {}
+  __device__ const Cell* at(int row) const {
+    const auto address = reinterpret_cast<unsigned long long>(own);
+    return reinterpret_cast<const Cell*>(__shfl_sync(0xffffffffu, address, row));
+  }
+  __device__ const Cell* after(const Cell*, int, int row) const { return at(row); }
+};
+
+// A warp's loads: K and V of its tiles by turns, one slot of the ring after the other.
 template <class Config>
 struct FewLoads {
   using Types = FewTypes<Config>;
   using Cell = typename Types::Cell;
   const FewContext<Config>& c;
-  KeyPlace now = {};
-  KeyPlace next = {};
+  FewRing<Config>& ring;
+  int tile;      // the next one
+  int slot = 0;  // of the next matrix
+  KeyPlaces<Config> places = {};
 
-  // Finds the places of a tile's keys; `now` becomes the tile found before.
-  __device__ void find(int tile) {
-    if constexpr (Config::Keys::paged) {
-      now = next;
-      if (tile >= c.range.end) return;
-      const int key = tile * Config::block_kv + static_cast<int>(threadIdx.x) % Config::block_kv;
-      const auto place =
-          Config::Keys::place(c.params.cached_keys, c.seq, min(key, max(0, c.seq.seqlen_kv - 1)));
-      next = {place.page, place.row};
-    }
+  __device__ FewLoads(const FewContext<Config>& c, FewRing<Config>& ring, int first)
+      : c(c), ring(ring), tile(first) {
+    places.find(c, first);
   }
-  __device__ void keys(FewStage<Config>& stage, int tile) const {
-    copy(typename Types::KTile{stage.k.data}, c.params.k, c.params.shape.head_dim, tile);
+  __device__ void keys() {
+    places.find(c, tile + Config::warps);
+    copy(typename Types::KTile{ring.slots[slot].data}, c.params.k, c.params.shape.head_dim);
   }
-  __device__ void values(FewStage<Config>& stage, int tile) const {
-    copy(typename Types::VTile{stage.v.data}, c.params.v, c.params.shape.head_dim_v, tile);
+  // The tile's values; the next tile follows.
+  __device__ void values() {
+    copy(typename Types::VTile{ring.slots[slot].data}, c.params.v, c.params.shape.head_dim_v);
+    tile += Config::warps;
   }
 
  private:
-  // Copies a tile as one group; an empty group if there is no such tile. Rows and columns that do
-  // not count become zeros.
+  // Copies the tile's rows as one group; an empty group after the last tile. Rows and columns that
+  // do not count become zeros.
   template <class Tile>
-  __device__ void copy(const Tile& tile, const Tensor& tensor, int columns, int number) const {
+  __device__ void copy(const Tile& to, const Tensor& tensor, int columns) {
     static_assert(Tile::rows * Tile::chunks % 32 == 0, "every lane copies as many chunks");
-    if (number < c.range.end) {
+    if (tile < c.range.end) {
       const int lane = static_cast<int>(threadIdx.x) % 32;
-      const int key0 = number * Config::block_kv;
-      const Cell* next = row_of(tensor, key0 + lane / Tile::chunks, lane / Tile::chunks);
+      const int key0 = tile * Config::block_kv;
+      const TileRows<Config, Cell> rows(c, places, tensor, key0);
+      const Cell* next = nullptr;
 #pragma unroll
       for (int i = 0; i < Tile::rows * Tile::chunks; i += 32) {
         const int row = (i + lane) / Tile::chunks, chunk = (i + lane) % Tile::chunks;
-        if (i > 0) next = after<Tile::chunks>(next, tensor, key0 + row, row);
+        const bool steady = i > 0 && 32 % Tile::chunks == 0;  // as many rows further in all lanes
+        next = steady ? rows.after(next, 32 / Tile::chunks, row) : rows.at(row);
         const Cell* const from = next + chunk * Tile::chunk;
         const bool valid = key0 + row < c.seq.seqlen_kv && chunk * Tile::chunk < columns;
-        copy_chunk<Config::copies>(tile.chunk_at(row, chunk),
+        copy_chunk<Config::copies>(to.chunk_at(row, chunk),
                                    valid ? from : static_cast<const Cell*>(tensor.data), valid);
       }
     }
     commit_copies<Config::copies>();
-  }
-  // The address of a row, from that of the row 32 chunks before it if keys lie one after the other.
-  template <int chunks>
-  __device__ const Cell* after(const Cell* before, const Tensor& tensor, int key, int row) const {
-    if constexpr (Config::Keys::paged || 32 % chunks != 0) return row_of(tensor, key, row);
-    return ptx::opaque(before + 32 / chunks * tensor.row_stride);
-  }
-  __device__ const Cell* row_of(const Tensor& tensor, int key, int row) const {
-    if constexpr (Config::Keys::paged) {
-      const int page = __shfl_sync(0xffffffffu, now.page, row);
-      return tensor_row<const Cell>(tensor, page, c.kv_head,
-                                    __shfl_sync(0xffffffffu, now.row, row));
-    } else {
-      return kv_row<const Cell>(tensor, c.seq, c.kv_head, key);
-    }
+    slot = slot + 1 == Config::num_slots ? 0 : slot + 1;
   }
 };
 

@@ -46,22 +46,19 @@ struct FewTypes {
   using VTile = CachedTile<Cell, Config::block_kv, Config::head_dim_v>;
 };
 
-// The keys and values of a step of a warp.
-template <class Config>
-struct FewStage {
-  using Cell = typename FewTypes<Config>::Cell;
-  SharedArray<Cell, Config::block_kv * Config::head_dim> k;    // [block_kv, head_dim]
-  SharedArray<Cell, Config::block_kv * Config::head_dim_v> v;  // [block_kv, head_dim_v]
-};
-
-// The result of a warp lies where its stages were: [rows, out_stride] of float.
+// A warp's ring of slots, which hold keys and values by turns. Its result lies there at the end:
+// [rows, out_stride] of float.
 template <class Config>
 struct FewRing {
-  FewStage<Config> stages[Config::num_stages];
-  __device__ float* result() { return reinterpret_cast<float*>(stages); }
-  static_assert(sizeof(FewStage<Config>) * Config::num_stages >=
+  using Cell = typename FewTypes<Config>::Cell;
+  static constexpr int widest =
+      Config::head_dim > Config::head_dim_v ? Config::head_dim : Config::head_dim_v;
+  SharedArray<Cell, Config::block_kv * widest> slots[Config::num_slots];
+
+  __device__ float* result() { return reinterpret_cast<float*>(slots); }
+  static_assert(sizeof(slots) >=
                     sizeof(float) * FewTypes<Config>::rows * FewTypes<Config>::out_stride,
-                "the result of a warp fits in its stages");
+                "the result of a warp fits in its slots");
 };
 
 template <class Config>

@@ -109,15 +109,18 @@ struct KeysInPages {
     int page;
     int row;
   };
-  // The page and row of a key. The table is not read after the last page that has keys, and page
-  // numbers are clamped to the pages that exist.
-  __device__ static Place place(const CachedKeysParams& cache, const Sequence& seq, int key) {
+  // The row of a key, and its page as the table names it. The table is not read after the last page
+  // that has keys.
+  __device__ static Place look_up(const CachedKeysParams& cache, const Sequence& seq, int key) {
     const int slot0 = static_cast<int>(seq.kv_row0);
     const Place in_entry = place_in(cache, slot0 + key);
     if (cache.page_table == nullptr) return {seq.entry, in_entry.row};
     const int last = place_in(cache, slot0 + max(0, seq.seqlen_kv - 1)).page;
-    const int page = line(cache, seq)[min(in_entry.page, last)];
-    return {max(0, min(page, cache.pages - 1)), in_entry.row};
+    return {line(cache, seq)[min(in_entry.page, last)], in_entry.row};
+  }
+  // The nearest page that exists.
+  __device__ static int existing(const CachedKeysParams& cache, int page) {
+    return max(0, min(page, cache.pages - 1));
   }
 
  private:
@@ -129,6 +132,10 @@ struct KeysInPages {
   __device__ static Place place_in(const CachedKeysParams& cache, int slot) {
     const int number = cache.page_shift >= 0 ? slot >> cache.page_shift : slot / cache.page_size;
     return {number, slot - number * cache.page_size};
+  }
+  __device__ static Place place(const CachedKeysParams& cache, const Sequence& seq, int key) {
+    const Place found = look_up(cache, seq, key);
+    return {cache.page_table == nullptr ? found.page : existing(cache, found.page), found.row};
   }
   __device__ static void prefetch(const CachedKeysParams& cache, const Sequence& seq, int key) {
     if (cache.table_pages > 1 && key >= 0)

@@ -35,7 +35,7 @@ class Fa2FewTile:
     block_kv: int  # keys of a step of a warp
     warps: int
     blocks_per_sm: int
-    num_stages: int  # of K and V, for each warp
+    num_slots: int  # of K and V by turns, for each warp
     stored: ElementName
     head_dim: int
     head_dim_v: int
@@ -48,12 +48,11 @@ class Fa2FewTile:
     @property
     def footprint(self) -> Footprint:
         """Shared memory exactly as the kernel lays it out, registers as an estimate."""
-        stage = shared_array(self.block_kv * self.head_dim, self.stored)
-        stage += shared_array(self.block_kv * self.head_dim_v, self.stored)
+        slot = shared_array(self.block_kv * max(self.head_dim, self.head_dim_v), self.stored)
         shared = (
             shared_array(self.block_q * self.head_dim, "float16")
             + shared_array(2 * self.warps * self.block_q, "float32")
-            + self.warps * self.num_stages * stage
+            + self.warps * self.num_slots * slot
         )
         held = values_in_registers(self.block_q, self.head_dim_v + self.block_kv, "float32")
         return Footprint(shared, held + 56, 32 * self.warps, self.blocks_per_sm)
@@ -64,7 +63,7 @@ class Fa2FewTile:
             "block_q": self.block_q,
             "block_kv": self.block_kv,
             "warps": self.warps,
-            "num_stages": self.num_stages,
+            "num_slots": self.num_slots,
             "fragment_rows": self.arithmetic.fragment_rows,
         }
 
@@ -84,7 +83,7 @@ def tile_of_row(problem: AttentionProblem, limits: DeviceLimits, row: ForwardFew
         row.block_kv,
         row.warps,
         row.blocks_per_sm,
-        row.num_stages,
+        row.num_slots,
         problem.stored,
         bucket(problem.head_dim, FEW_BUCKETS),
         bucket(problem.head_dim_v, FEW_BUCKETS),
