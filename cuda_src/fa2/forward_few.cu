@@ -31,55 +31,100 @@ __device__ inline void exponentiate_few(FewState<Config>& state,
   scores.for_each([&](float& x, int m, int, int group, int) { state.sum.value[m][group] += x; });
 }
 
-// The steps of a warp. Copies are committed in the order K, V of one tile after the other; as many
-// are on their way as there are slots.
+// A warp's walk over its tiles of keys.
 template <class Config>
-__device__ inline void walk_keys(const FewContext<Config>& c, FewState<Config>& state) {
+struct KeyWalk {
   using Types = FewTypes<Config>;
-  constexpr int slots = Config::num_slots, warps = Config::warps;
-  const float factor = logit_factor<Config>(c.params);
-  auto& ring = c.shared.rings[c.warp()];
-  const int first = c.first_tile();
-  FewLoads<Config> loads(c, ring, first);
+  static constexpr int slots = Config::num_slots;
+  const FewContext<Config>& c;
+  FewRing<Config>& ring;
+  const float factor;
+  int tile;      // the next one
+  int slot = 0;  // of the next matrix
+  FewLoads<Config> loads;
+
+  __device__ KeyWalk(const FewContext<Config>& c)
+      : c(c),
+        ring(c.shared.rings[c.warp()]),
+        factor(logit_factor<Config>(c.params)),
+        tile(c.first_tile()),
+        loads(c, ring, tile) {
 #pragma unroll
-  for (int slot = 0; slot < slots; ++slot) {
-    if (slot % 2 == 0) {
-      loads.keys();
-    } else {
-      loads.values();
+    for (int i = 0; i < slots; ++i) load(i % 2 == 0);
+  }
+
+  // Adds the tiles before `end` to the rows. Copies are committed in the order K, V of one tile
+  // after the other; as many are on their way as there are slots.
+  __device__ void add_until(int end, FewState<Config>& state) {
+    const auto* const q = reinterpret_cast<const uint4*>(c.shared.q.data);
+#pragma unroll 1
+    for (; tile < end; tile += Config::warps) {
+      typename Types::Scores scores;
+      scores.fill(0);
+      FewProducts<Config>::score(scores, q, {arrived()});
+      load_next(slots % 2 == 0);
+      const int key0 = tile * Config::block_kv;
+      prepare_scores<Config>(c.params, scores, c.seq, c.item.head, c.first_query(), key0,
+                             is_edge_tile<Config>(c.seq, c.first_query(), key0));
+      exponentiate_few(state, scores, factor);
+      FewProducts<Config>::add(state.output, scores, {arrived()});
+      load_next(slots % 2 != 0);
     }
   }
-  __syncthreads();  // Q is there
-  const auto* const q = reinterpret_cast<const uint4*>(c.shared.q.data);
-  int slot = 0;
-  const auto arrived = [&] {  // the slot of the next matrix
+
+ private:
+  // The next matrix, once it is there.
+  __device__ auto* arrived() {
     wait_copies<Config::copies, slots - 1>();
     __syncwarp();
     auto* const data = ring.slots[slot].data;
     slot = slot + 1 == slots ? 0 : slot + 1;
     return data;
-  };
-  const auto load_next = [&](bool keys) {  // once every lane has read the slot
+  }
+  // Loads a matrix to the slot of the one that every lane has read.
+  __device__ void load_next(bool keys) {
     __syncwarp();
+    load(keys);
+  }
+  __device__ void load(bool keys) {
     if (keys) {
       loads.keys();
     } else {
       loads.values();
     }
-  };
-#pragma unroll 1
-  for (int tile = first; tile < c.range.end; tile += warps) {
-    typename Types::Scores scores;
-    scores.fill(0);
-    FewProducts<Config>::score(scores, q, {arrived()});
-    load_next(slots % 2 == 0);
-    const int key0 = tile * Config::block_kv;
-    prepare_scores<Config>(c.params, scores, c.seq, c.item.head, c.first_query(), key0,
-                           is_edge_tile<Config>(c.seq, c.first_query(), key0));
-    exponentiate_few(state, scores, factor);
-    FewProducts<Config>::add(state.output, scores, {arrived()});
-    load_next(slots % 2 != 0);
   }
+};
+
+template <class Config>
+__device__ inline void begin_few(FewState<Config>& state) {
+  state.output.fill(0);
+  state.reference.for_each(
+      [&](float& reference, int m, int group) { begin_row(reference, state.sum.value[m][group]); });
+}
+
+// Adds the tiles before `end` to new rows, and puts them in shared memory for all threads.
+template <class Config>
+__device__ inline void add_and_post(const FewContext<Config>& c, KeyWalk<Config>& walk, int end) {
+  FewState<Config> state;
+  begin_few(state);
+  walk.add_until(end, state);
+  post_rows(c, state);
+  __syncthreads();
+}
+
+// One chunk after the other; their results are merged as if each had its block.
+template <class Config>
+__device__ inline void merge_all_chunks(const FewContext<Config>& c, KeyWalk<Config>& walk) {
+  const int tiles = static_cast<int>(c.params.chunk_tiles);
+  int number = 0;
+  int end = (c.range.begin / tiles + 1) * tiles;
+#pragma unroll 1
+  for (int begin = c.range.begin; begin < c.range.end; begin = end, end += tiles, ++number) {
+    add_and_post(c, walk, min(end, c.range.end));
+    merge_chunk(c, number);
+    __syncthreads();
+  }
+  store_merged(c, number);
 }
 
 template <class Config>
@@ -101,14 +146,14 @@ __device__ inline void forward_few(const typename Config::Params& params) {
   const int kv_head = item.head / (shape.heads_q / shape.heads_kv);
   const FewContext<Config> c{params, shared, item, seq, blocks.range, kv_head};
   load_few_q(c);
-  FewState<Config> state;
-  state.output.fill(0);
-  state.reference.for_each(
-      [&](float& reference, int m, int group) { begin_row(reference, state.sum.value[m][group]); });
-  walk_keys(c, state);
-  post_rows(c, state);
-  __syncthreads();
-  store_few(c);
+  KeyWalk<Config> walk(c);
+  __syncthreads();  // Q is there
+  if constexpr (Config::merges_chunks) {
+    merge_all_chunks(c, walk);
+  } else {
+    add_and_post(c, walk, c.range.end);
+    store_chunk(c);
+  }
 }
 
 }  // namespace cuflash::fa2

@@ -1,6 +1,7 @@
 // FlashAttention-2 forward for few queries: the warps' results become one, which is stored.
 #pragma once
 
+#include "../tile/running_ends.cuh"
 #include "forward_few_products.cuh"
 
 namespace cuflash::fa2 {
@@ -23,8 +24,8 @@ __device__ inline void post_rows(const FewContext<Config>& c, FewState<Config>& 
     c.shared.ends.data[warp * Types::rows + position.row + 8 * group] = {
         state.reference.value[0][group], sum};
   });
-  const int rows = c.seq.rows_q - c.first_query();
-  float* const result = c.shared.rings[warp].result();
+  const int rows = c.rows();
+  float* const result = c.shared.of(warp);
   state.output.for_each([&](float& x, int, int n, int group, int which) {
     const int row = position.row + 8 * group;
     const int column = FewProducts<Config>::column(n, which, lane % 4);
@@ -32,70 +33,133 @@ __device__ inline void post_rows(const FewContext<Config>& c, FewState<Config>& 
   });
 }
 
-// A row's reference and sum over all warps, and the factor of each warp's results.
+// A row of the chunk in hand: the warps' results become one, divided by its sum of weights.
 template <class Config>
-struct MergedEnds {
+struct ChunkRow {
+  using Types = FewTypes<Config>;
   float reference = -infinity<float>();
   float sum = 0;
-  float factor[Config::warps];
+  float output[4] = {};  // of columns [column, column + 4)
 
-  __device__ MergedEnds(const Pair<float>* ends) {  // of the row in warp 0
-    constexpr int rows = FewTypes<Config>::rows;
+  __device__ ChunkRow(const FewContext<Config>& c, int row, int column) {
+    const Pair<float>* const ends = c.shared.ends.data + row;  // of warp 0
 #pragma unroll
     for (int warp = 0; warp < Config::warps; ++warp) {
-      reference = larger(reference, ends[warp * rows].x);
+      reference = larger(reference, ends[warp * Types::rows].x);
     }
     const float offset = subtrahend(reference);
 #pragma unroll
     for (int warp = 0; warp < Config::warps; ++warp) {
-      factor[warp] = Logits<Config>::exponential(ends[warp * rows].x - offset);
-      sum = fma(factor[warp], ends[warp * rows].y, sum);
+      const Pair<float> end = ends[warp * Types::rows];
+      if (end.x == -infinity<float>()) continue;  // the warp has seen no key
+      const float weight = Logits<Config>::exponential(end.x - offset);
+      sum = fma(weight, end.y, sum);
+      const auto* const result = c.shared.of(warp) + row * Types::out_stride + column;
+      const auto four = *reinterpret_cast<const Four<float>*>(result);
+#pragma unroll
+      for (int n = 0; n < 4; ++n) output[n] = fma(weight, four.value[n], output[n]);
     }
+    if (is_surplus<Config>(c.seq, c.first_query() + row)) reference = -infinity<float>(), sum = 0;
   }
-};
 
-// Merges four neighbouring columns of a row at a time.
-template <class Config>
-__device__ inline void store_few(const FewContext<Config>& c) {
-  using T = typename Config::Output;
-  using Types = FewTypes<Config>;
-  using Chunks = typename Config::Chunks;
-  constexpr int fours = Config::head_dim_v / 4;
-  const int begin = c.first_query();
-  const int rows = min(Types::rows, c.seq.rows_q - begin);
-  const auto& tensor = Chunks::template out<Config>(c.params, c.item.split);
-  for (int i = threadIdx.x; i < rows * fours; i += 32 * Config::warps) {
-    const int row = i / fours, column = i % fours * 4;
-    const Pair<float>* const of_row = c.shared.ends.data + row;
-    MergedEnds<Config> ends(of_row);
-    const float keep = end_row<Config>(c.params, c.item.head, ends.reference, ends.sum);
-    float inverse = inverse_of(ends.sum, keep);
-    if (is_surplus<Config>(c.seq, begin + row)) inverse = 0;
-    if (column == 0 && Chunks::keeps_rows(c.params)) {
-      Chunks::template keep_row<Config>(c.params, c.seq, c.item, begin + row, ends.reference,
-                                        ends.sum);
-    }
-    if (column >= c.params.shape.head_dim_v) continue;
+  // Divides the output by the sum, and multiplies it by the factors of the row and of the values.
+  __device__ void normalise(const FewContext<Config>& c, float keep) {
+    float inverse = inverse_of(sum, keep);
     if constexpr (Config::Stored::converts) {
       const float scale = Config::Stored::scale_of_values(c.params, c.item.entry, c.kv_head);
       if (inverse != 0.0f) inverse *= scale;
     }
-    float merged[4] = {};
 #pragma unroll
-    for (int warp = 0; warp < Config::warps; ++warp) {
-      if (of_row[warp * Types::rows].x == -infinity<float>()) continue;  // it has seen no key
-      const auto* const result = c.shared.rings[warp].result() + row * Types::out_stride + column;
-      const auto four = *reinterpret_cast<const Four<float>*>(result);
+    for (int n = 0; n < 4; ++n) output[n] = Logits<Config>::normalise(output[n], 0, 0, inverse);
+  }
+};
+
+// Calls function(row, column) for each four columns of the block's rows, in one thread each.
+template <class Config, class Function>
+__device__ inline void for_each_four(const FewContext<Config>& c, Function function) {
+  constexpr int fours = Config::head_dim_v / 4;
+  const int count = min(Config::result_rows, c.rows()) * fours;
+  for (int i = threadIdx.x; i < count; i += 32 * Config::warps) {
+    function(i / fours, i % fours * 4);
+  }
+}
+
+template <class Config>
+__device__ inline void store_four(const FewContext<Config>& c, int row, int column,
+                                  const float (&x)[4]) {
+  using T = typename Config::Output;
+  if (column >= c.params.shape.head_dim_v) return;
+  const auto& tensor = Config::Chunks::template out<Config>(c.params, c.item.split);
+  Four<T> out;
 #pragma unroll
-      for (int n = 0; n < 4; ++n) merged[n] = fma(ends.factor[warp], four.value[n], merged[n]);
+  for (int n = 0; n < 4; ++n) out.value[n] = from_compute<T>(x[n]);
+  auto* const to = q_row<T>(tensor, c.seq, c.item.head, c.first_query() + row) + column;
+  *reinterpret_cast<Four<T>*>(to) = out;
+}
+
+// Stores the rows of the only chunk.
+template <class Config>
+__device__ inline void store_chunk(const FewContext<Config>& c) {
+  using Chunks = typename Config::Chunks;
+  for_each_four(c, [&](int row, int column) {
+    ChunkRow<Config> chunk(c, row, column);
+    const float keep = end_row<Config>(c.params, c.item.head, chunk.reference, chunk.sum);
+    chunk.normalise(c, keep);
+    store_four(c, row, column, chunk.output);
+    if (column == 0 && Chunks::keeps_rows(c.params)) {
+      Chunks::template keep_row<Config>(c.params, c.seq, c.item, c.first_query() + row,
+                                        chunk.reference, chunk.sum);
     }
-    Four<T> out;
+  });
+}
+
+// Adds the rows of a chunk to those of the chunks before it.
+template <class Config>
+__device__ inline void merge_chunk(const FewContext<Config>& c, int number) {
+  for_each_four(c, [&](int row, int column) {
+    ChunkRow<Config> chunk(c, row, column);
+    chunk.sum = checked_sum(chunk.reference, chunk.sum);
+    chunk.normalise(c, 1.0f);
+    RunningEnds<Config> ends;
+    Four<float> merged = {};
+    auto& kept =
+        *reinterpret_cast<Four<float>*>(c.shared.merged.data + row * Config::head_dim_v + column);
+    if (number > 0) {
+      const Pair<float> before = c.shared.ends_of_merged[(number + 1) % 2].data[row];
+      ends.reference = before.x, ends.sum = before.y;
+      merged = kept;
+    }
+    ends.add(chunk.reference, chunk.sum);
+#pragma unroll
+    for (int n = 0; n < 4; ++n) merged.value[n] = ends.merged(merged.value[n], chunk.output[n]);
+    kept = merged;
+    if (column == 0) c.shared.ends_of_merged[number % 2].data[row] = {ends.reference, ends.sum};
+  });
+}
+
+// Stores the rows of `count` chunks.
+template <class Config>
+__device__ inline void store_merged(const FewContext<Config>& c, int count) {
+  for_each_four(c, [&](int row, int column) {
+    Pair<float> ends = {-infinity<float>(), 0};
+    Four<float> merged = {};
+    if (count > 0) {
+      ends = c.shared.ends_of_merged[(count + 1) % 2].data[row];
+      merged = *reinterpret_cast<const Four<float>*>(c.shared.merged.data +
+                                                     row * Config::head_dim_v + column);
+    }
+    const float keep = end_row<Config>(c.params, c.item.head, ends.x, ends.y);
+    const float inverse = inverse_of(ends.y, keep);
 #pragma unroll
     for (int n = 0; n < 4; ++n) {
-      out.value[n] = from_compute<T>(Logits<Config>::normalise(merged[n], 0, 0, inverse));
+      merged.value[n] = Logits<Config>::normalise(merged.value[n], ends.y, keep, inverse);
     }
-    *reinterpret_cast<Four<T>*>(q_row<T>(tensor, c.seq, c.item.head, begin + row) + column) = out;
-  }
+    store_four(c, row, column, merged.value);
+    if (column == 0 && Config::Chunks::keeps_rows(c.params)) {
+      Config::Chunks::template keep_row<Config>(c.params, c.seq, c.item, c.first_query() + row,
+                                                ends.x, ends.y);
+    }
+  });
 }
 
 }  // namespace cuflash::fa2

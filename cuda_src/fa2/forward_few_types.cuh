@@ -46,28 +46,43 @@ struct FewTypes {
   using VTile = CachedTile<Cell, Config::block_kv, Config::head_dim_v>;
 };
 
-// A warp's ring of slots, which hold keys and values by turns. Its result lies there at the end:
-// [rows, out_stride] of float.
+// A warp's ring of slots, which hold keys and values by turns.
 template <class Config>
 struct FewRing {
   using Cell = typename FewTypes<Config>::Cell;
   static constexpr int widest =
       Config::head_dim > Config::head_dim_v ? Config::head_dim : Config::head_dim_v;
   SharedArray<Cell, Config::block_kv * widest> slots[Config::num_slots];
+};
 
-  __device__ float* result() { return reinterpret_cast<float*>(slots); }
-  static_assert(sizeof(slots) >=
-                    sizeof(float) * FewTypes<Config>::rows * FewTypes<Config>::out_stride,
-                "the result of a warp fits in its slots");
+// The results of the warps: [warps][result_rows, out_stride]. Without chunks each warp's result
+// lies where its ring was.
+template <class Config, bool = Config::merges_chunks>
+struct FewResults {
+  FewRing<Config> rings[Config::warps];
+  static_assert(sizeof(FewRing<Config>) >=
+                    sizeof(float) * Config::result_rows * FewTypes<Config>::out_stride,
+                "the result of a warp fits in its ring");
+  __device__ float* of(int warp) { return reinterpret_cast<float*>(rings[warp].slots); }
+};
+// With chunks, copies for the next chunk are under way. `merged` and `ends_of_merged` hold the rows
+// of all chunks so far, the latter by turns, since threads that share a row read it.
+template <class Config>
+struct FewResults<Config, true> {
+  static constexpr int numbers = Config::result_rows * FewTypes<Config>::out_stride;
+  FewRing<Config> rings[Config::warps];
+  SharedArray<float, Config::warps * numbers> results;
+  SharedArray<float, Config::result_rows * Config::head_dim_v> merged;
+  SharedArray<Pair<float>, Config::result_rows> ends_of_merged[2];
+  __device__ float* of(int warp) { return results.data + warp * numbers; }
 };
 
 template <class Config>
-struct FewStorage {
+struct FewStorage : FewResults<Config> {
   // Q as left operands: four registers of each lane for each step.
   SharedArray<unsigned, FewTypes<Config>::steps * 32 * 4> q;
   // The reference and the sum of every row of every warp.
   SharedArray<Pair<float>, Config::warps * FewTypes<Config>::rows> ends;
-  FewRing<Config> rings[Config::warps];
 };
 
 // What all steps of a block have in common.
@@ -87,6 +102,7 @@ struct FewContext {
     return range.begin + (warp() - before + Config::warps) % Config::warps;
   }
   __device__ int first_query() const { return item.q_tile * Config::block_q; }
+  __device__ int rows() const { return min(Config::block_q, seq.rows_q - first_query()); }
 };
 
 // The rows of a warp from step to step.

@@ -6,13 +6,15 @@
 //
 //   sum = sum_c s_c e^(r_c - r),   out = sum_c s_c e^(r_c - r) o_c / sum,   lse = r + log(sum),
 //
-// added up in an order that depends only on the number of chunks. Ends of rows, such as a sink, are
+// added up in an order that depends only on the number of chunks; or, for few queries, chunk after
+// chunk (tile/running_ends.cuh). Ends of rows, such as a sink, are
 // applied here, once. One warp merges a row, or all warps of a block do, each for an equal number
 // of neighbouring chunks; a lane has some of the columns.
 #include "../tile/copy.cuh"
 #include "../tile/mask.cuh"
 #include "../tile/numeric.cuh"
 #include "../tile/product.cuh"
+#include "../tile/running_ends.cuh"
 #include "../tile/softmax.cuh"
 
 namespace cuflash::steps {
@@ -41,7 +43,8 @@ __device__ inline typename Config::Compute largest_reference(const typename Conf
 template <class Config>
 struct MergedRow {
   using Compute = typename Config::Compute;
-  static constexpr int columns = (Config::head_dim_v + 31) / 32;  // of a lane
+  static constexpr int columns =
+      (Config::head_dim_v + 31) / 32 / Config::warps_of_row;  // of a lane
   Compute sum = 0;
   Compute output[columns] = {};
 
@@ -78,6 +81,41 @@ struct MergedRow {
     }
   }
 
+  // One chunk after the other, each with the reference so far. Warps that share a row divide its
+  // columns.
+  __device__ inline Compute add_in_order(const typename Config::Params& params, const Sequence& seq,
+                                         int head, int row, KvRange chunks) {
+    using Chunks = typename Config::Chunks;
+    static_assert(columns == 1, "a lane has one column");
+    const int lane = static_cast<int>(threadIdx.x) % 32, column = first_column() + lane;
+    const bool valid = column < params.shape.head_dim_v;
+    const Compute* parts =
+        q_row<const Compute>(Chunks::template out<Config>(params, chunks.begin), seq, head, row) +
+        (valid ? column : 0);
+    const long long part = Chunks::template out_stride<Config>(params);
+    RunningEnds<Config> ends;
+    for (int first = chunks.begin; first < chunks.end; first += 32) {
+      const int count = min(32, chunks.end - first), own = first + min(lane, count - 1);
+      const auto number = [&](void* of) {
+        return Chunks::template number<Config>(params, of, seq, head, row, own);
+      };
+      const Compute reference = number(params.kv_chunks.reference_parts);
+      const Compute of_chunk = number(params.kv_chunks.sum_parts);
+#pragma unroll Config::chunks_at_once
+      for (int i = 0; i < count; ++i, parts += part) {
+        ends.add(__shfl_sync(0xffffffffu, reference, i), __shfl_sync(0xffffffffu, of_chunk, i));
+        output[0] = ends.merged(output[0], *parts);
+      }
+    }
+    sum = ends.sum;
+    return ends.reference;
+  }
+
+  // The first of this warp's columns.
+  __device__ static int first_column() {
+    return static_cast<int>(threadIdx.x) / 32 % Config::warps_of_row * 32 * columns;
+  }
+
   // Adds the results of the block's other warps, in order, to those of the first warp.
   __device__ inline void collect(Compute* shared) {
     constexpr int numbers = 32 * columns + 1;  // of a warp
@@ -105,11 +143,11 @@ struct MergedRow {
     auto* const out = q_row<Output>(params.out, seq, head, row);
 #pragma unroll
     for (int n = 0; n < columns; ++n) {
-      const int column = lane + 32 * n;
+      const int column = first_column() + lane + 32 * n;
       const Compute x = Logits<Config>::normalise(output[n], sum, keep, inverse);
       if (column < params.shape.head_dim_v) out[column] = from_compute<Output>(x);
     }
-    if (lane == 0 && params.lse.data != nullptr) {
+    if (lane == 0 && first_column() == 0 && params.lse.data != nullptr) {
       *row_number<typename Config::Statistics>(params.lse, seq, head, row) =
           lse_of_row<Config>(seq, row, reference, sum);
     }
@@ -133,7 +171,9 @@ __device__ inline void merge(const typename Config::Params& params) {
   const Shape& shape = params.shape;
   const long long rows = static_cast<long long>(shape.batch) * shape.heads_q * shape.seqlen_q;
   long long number = blockIdx.x;  // of the row
-  if constexpr (!Config::shared_rows) number = number * Config::warps + threadIdx.x / 32;
+  if constexpr (!Config::shared_rows) {
+    number = (number * Config::warps + threadIdx.x / 32) / Config::warps_of_row;
+  }
   if (number >= rows) return;
   const long long all_heads = number / shape.seqlen_q;
   const int head = static_cast<int>(all_heads % shape.heads_q);
@@ -147,8 +187,13 @@ __device__ inline void merge(const typename Config::Params& params) {
   }
   const KvRange chunks = Config::Chunks::template chunks_of<Config>(
       params, kv_range<Config>(seq, row / Config::block_q));
-  const Compute reference = largest_reference<Config>(params, seq, head, row, chunks);
   MergedRow<Config> merged;
+  if constexpr (Config::in_order) {
+    const Compute last = merged.add_in_order(params, seq, head, row, chunks);
+    merged.store(params, seq, head, row, last);
+    return;
+  }
+  const Compute reference = largest_reference<Config>(params, seq, head, row, chunks);
   merged.add(params, seq, head, row, subtrahend(reference), own_chunks<Config>(chunks));
   if constexpr (Config::shared_rows) {
     merged.collect(reinterpret_cast<Compute*>(shared_bytes));

@@ -137,7 +137,11 @@ PARAMETERS = {
         "Fa2ForwardParams", ("q", "k", "v", "out"), ("lse",), ("scale", "factor", "head_group")
     ),
     ("fa2", "forward_few"): _struct(
-        "Fa2ForwardParams", ("q", "k", "v", "out"), ("lse",), ("scale", "factor", "head_group")
+        "Fa2ForwardFewParams",
+        ("q", "k", "v", "out"),
+        ("lse",),
+        ("scale", "factor", "head_group"),
+        last=("chunk_tiles",),
     ),
     ("fa2", "backward"): _struct(
         "Fa2BackwardParams",

@@ -153,8 +153,11 @@ def _forward(
     kv_chunk: int,
 ) -> Plan:
     lists = ItemLists(problem, limits, tile.arithmetic, tile.block_q)
-    chunks = KeyChunks(problem, limits, tile.arithmetic, tile.block_q, tile.block_kv, kv_chunk)
-    main = _main_launch(chunks.of_parts, limits, tile)
+    few = isinstance(tile, Fa2FewTile)
+    blocks = tile.block_q, tile.block_kv
+    chunks = KeyChunks(problem, limits, tile.arithmetic, *blocks, kv_chunk, in_order=few)
+    own = (("chunk_tiles", tile.chunk // tile.block_kv),) if isinstance(tile, Fa2FewTile) else ()
+    main = _main_launch(chunks.of_parts, limits, tile, *own)
     grid = launchable(chunks.items(main.grid), "splitting keys")
     main = replace(main, config=chunks.of_main(main.config), grid=grid)
     launches = *lists.before, main, *chunks.after

@@ -1,53 +1,114 @@
-"""Chooses the chunks of FlashAttention-2's forward pass for few queries."""
+"""Chooses chunks of keys for FlashAttention-2's forward pass for few queries.
+
+Such a pass reads every key once and does little with it. Its time is predicted from the
+bytes, from the number of blocks, and from the kernel that merges chunks:
+``bench/NOTES.md`` compares predicted and measured times.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from .device import DeviceLimits
-from .forward_time import ForwardWork, chunks_to_try
 from .key_chunks import divides, may_split
-from .problem import AttentionProblem
-from .tiles.fa2_few import Fa2FewTile
+from .problem import DTYPES, ELEMENTS, AttentionProblem
+from .tiles.common import ceil_div
+from .tiles.fa2_few import Fa2FewTile, merging_tile
 
-__all__ = ["fastest_chunk", "steadiest_chunk"]
+__all__ = ["FewWork", "fastest_chunk", "in_one_block", "steadiest_chunk"]
 
-#: The shortest chunk that is tried, in keys.
-_SHORTEST = 64
+#: The chunks that are tried, in keys; 0: keys are not split.
+_CHUNKS = (0, *(1 << n for n in range(6, 21)))
+#: Most chunks of a row, unless the longest chunk gives more.
+_MOST_CHUNKS = 64
+
+#: Bytes per microsecond of an H200: of all multiprocessors together, and of one alone.
+_MEMORY, _ALONE = 4.5e6, 0.09e6
+#: Microseconds of a launch, and of a block before its first keys arrive and after its last.
+_LAUNCH, _BLOCK = 3.0, 2.5
+#: Microseconds of the kernel that merges, and bytes of partial results that a microsecond takes.
+_MERGE, _PARTS = 4.0, 1.5e6
+
+
+@dataclass(frozen=True)
+class FewWork:
+    """A pass in a chunk; 0: a block has all keys of its rows."""
+
+    problem: AttentionProblem
+    limits: DeviceLimits
+    tile: Fa2FewTile
+    chunk: int
+
+    @property
+    def time(self) -> float:
+        """The predicted time in microseconds."""
+        problem = self.problem
+        chunks = ceil_div(self._keys, self.chunk) if self.chunk else 1
+        tiles = problem.batches * problem.heads_q * ceil_div(problem.seqlen_q, self.tile.block_q)
+        blocks = max(1, tiles * chunks)
+        rounds = ceil_div(blocks, self.limits.num_sms)
+        width = problem.head_dim + problem.head_dim_v
+        row = width * ELEMENTS[problem.stored].itemsize
+        of_block = row * min(self.chunk or self._keys, self._keys)
+        read = problem.batches * problem.heads_kv * self._keys * row / _MEMORY
+        main = max(read + _BLOCK * rounds, rounds * (of_block / _ALONE + _BLOCK))
+        return _LAUNCH + main + self._merging(blocks)
+
+    @property
+    def _keys(self) -> int:
+        """Keys that some query sees."""
+        begin, end = self.problem.visibility.keys_seen(0, self.problem.seqlen_q)
+        return max(1, end - begin)
+
+    def _merging(self, blocks: int) -> float:
+        if not self.chunk:
+            return 0.0
+        rows = min(self.tile.block_q, self.problem.seqlen_q)
+        size = DTYPES[self.problem.compute].itemsize
+        return _MERGE + 2 * blocks * rows * self.problem.head_dim_v * size / _PARTS
 
 
 def fastest_chunk(problem: AttentionProblem, limits: DeviceLimits, tile: Fa2FewTile) -> int:
     """Return the chunk whose predicted time is the shortest; 0: keys are not split."""
     chunks = _chunks(problem, tile)
-    return min(chunks, key=lambda chunk: _time(problem, limits, tile, chunk))
+    return min(chunks, key=lambda chunk: FewWork(problem, limits, tile, chunk).time)
 
 
 def steadiest_chunk(
-    problem: AttentionProblem,
-    limits: DeviceLimits,
-    tile: Fa2FewTile,
-    batches: Sequence[int],
+    problem: AttentionProblem, limits: DeviceLimits, tile: Fa2FewTile, batches: Sequence[int]
 ) -> int:
-    """Return the chunk whose time is the smallest multiple of the shortest in its worst batch."""
+    """Return the chunk whose time is the smallest multiple of the shortest in its worst batch.
+
+    A batch takes a block for each chunk or one for all chunks of its rows.
+    """
     chunks = _chunks(problem, tile)
     worst = dict.fromkeys(chunks, 0.0)
     for batch in batches:
         own = replace(problem, batch=batch)
-        times = {chunk: _time(own, limits, tile, chunk) for chunk in chunks}
-        shortest = min(times.values()) or 1.0
+        times = {chunk: FewWork(own, limits, tile, chunk).time for chunk in chunks}
+        for chunk in chunks:
+            if chunk and merging_tile(tile, limits, chunk) is not None:
+                times[chunk] = min(times[chunk], times[0])
+        shortest = min(times.values())
         worst = {chunk: max(worst[chunk], times[chunk] / shortest) for chunk in chunks}
     return min(chunks, key=lambda chunk: worst[chunk])
 
 
+def in_one_block(
+    problem: AttentionProblem, limits: DeviceLimits, tile: Fa2FewTile, chunk: int
+) -> Fa2FewTile | None:
+    """Return the tile whose blocks merge chunks, if that is faster than a block for each chunk."""
+    if not chunk or not problem.has_pairs:
+        return None
+    split, whole = (FewWork(problem, limits, tile, c).time for c in (chunk, 0))
+    return merging_tile(tile, limits, chunk) if whole < split else None
+
+
 def _chunks(problem: AttentionProblem, tile: Fa2FewTile) -> list[int]:
+    """Return the chunks to try, with 0."""
+    keys = problem.seqlen_kv
     if not (may_split(problem) and problem.has_pairs):
         return [0]
-    shorter = [_SHORTEST] if _SHORTEST < problem.seqlen_kv <= 64 * _SHORTEST else []
-    return [c for c in (*chunks_to_try(problem), *shorter) if divides(c, tile.block_kv)]
-
-
-def _time(problem: AttentionProblem, limits: DeviceLimits, tile: Fa2FewTile, chunk: int) -> float:
-    together = tile.warps * tile.block_kv  # keys of a step of the block
-    work = ForwardWork(problem, limits, tile.block_q, together, tile.blocks_per_sm, chunk)
-    return work.time(tile.step)
+    fitting = [c for c in _CHUNKS if c < keys <= _MOST_CHUNKS * c or not c]
+    return [c for c in fitting if divides(c, tile.block_kv)]

@@ -62,7 +62,7 @@ def nearly_fastest(
     found: dict[tuple[fa3.Fa3Tile, int], int] = {}
     for time, (tile, _, chunk) in ways:
         if time <= (1 + within) * shortest:
-            many = chunk > 0 and problem.seqlen_kv > steps.MergeTile.warps * chunk
+            many = chunk > 0 and problem.seqlen_kv > steps.MERGE_WARPS * chunk
             found[tile, (chunk > 0) + many] = chunk
     yield from ((tile, chunk) for (tile, _), chunk in found.items())
 

@@ -11,7 +11,7 @@ from ..features.packed_group import with_packed_group
 from .decision import Algorithm, Plan
 from .device import DeviceLimits, HostLimits
 from .fa2 import fa2_plan
-from .fa2_few import steadiest_chunk
+from .fa2_few import in_one_block, steadiest_chunk
 from .fa3 import fa3_plan
 from .fa3_choice import steadiest
 from .key_chunks import chunk_of
@@ -50,6 +50,9 @@ def batch_invariant_plan(
         same = plan(problem, limits, algorithm="fa1", blocks=asked)
     else:
         of_tile = _OF_TILE[first.algorithm]
+        if isinstance(tile, Fa2FewTile):
+            merging = in_one_block(with_packed_group(problem), limits, tile, chunk)
+            tile, chunk = (tile, chunk) if merging is None else (merging, 0)
         same = of_tile(problem, limits, None, (), tile=tile, kv_chunk=chunk)
     return replace(same, reason=reason, rejected=first.rejected)
 

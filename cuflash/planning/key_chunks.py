@@ -79,6 +79,8 @@ class KeyChunks:
         The tile of the main kernel.
     chunk
         Keys of a chunk; a multiple of ``block_kv``.
+    in_order
+        Whether a row's chunks are merged one after the other.
     """
 
     whole: AttentionProblem
@@ -87,6 +89,7 @@ class KeyChunks:
     block_q: int
     block_kv: int
     chunk: int = 0
+    in_order: bool = False
 
     @property
     def problem(self) -> AttentionProblem:
@@ -127,6 +130,7 @@ class KeyChunks:
         tile = steps.MergeTile(
             *(self.block_q, self.block_kv, self._count),
             *(self.whole.most_queries or self.whole.seqlen_q, width, self.whole.compute),
+            in_order=self.in_order,
         )
         config = kernel_config(
             *(self.problem, self.limits, MERGE, self.arithmetic),

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 
 from ..device import DeviceLimits
 from ..problem import DTYPES, AttentionProblem, ElementName
-from ..step_time import StepTime
-from .common import Arithmetic, Footprint, arithmetics, bucket, shared_array, values_in_registers
+from .common import (
+    Arithmetic,
+    Footprint,
+    arithmetics,
+    bucket,
+    ceil_div,
+    shared_array,
+    values_in_registers,
+)
 from .fa2_tables import FEW_BUCKETS, FORWARD_OF_FEW, ForwardFewRow
 
-__all__ = ["ROWS", "Fa2FewTile", "few_tile", "why_not_few"]
+__all__ = ["ROWS", "Fa2FewTile", "few_tile", "merging_tile", "tile_of_row", "why_not_few"]
 
 #: Rows of queries of a tile: one fragment of the matrix instructions.
 ROWS = 16
+#: Fewest slots of a warp: one matrix arrives while another one is read.
+_FEWEST_SLOTS = 2
 
 #: Features that the kernel has. The others hide tiles, drop weights, or read an array of pairs.
 _FEATURES = frozenset(
@@ -29,18 +38,22 @@ _FLOAT8_DEVICE = (8, 9)
 
 @dataclass(frozen=True)
 class Fa2FewTile:
-    """All warps have the same 16 rows and divide the keys; each has a ring of its own."""
+    """All warps have the same 16 rows and divide the keys; each has a ring of its own.
+
+    With ``chunk`` a block walks all keys of its rows and merges chunks of so many keys,
+    with the results that a block for each chunk would have.
+    """
 
     block_q: int
     block_kv: int  # keys of a step of a warp
     warps: int
-    blocks_per_sm: int
     num_slots: int  # of K and V by turns, for each warp
     stored: ElementName
     head_dim: int
     head_dim_v: int
     arithmetic: Arithmetic
-    step: StepTime = field(compare=False)
+    result_rows: int  # rows that results are kept of
+    chunk: int = 0
 
     #: The file of the kernel.
     kernel = "forward_few"
@@ -48,14 +61,39 @@ class Fa2FewTile:
     @property
     def footprint(self) -> Footprint:
         """Shared memory exactly as the kernel lays it out, registers as an estimate."""
-        slot = shared_array(self.block_kv * max(self.head_dim, self.head_dim_v), self.stored)
-        shared = (
-            shared_array(self.block_q * self.head_dim, "float16")
-            + shared_array(2 * self.warps * self.block_q, "float32")
-            + self.warps * self.num_slots * slot
-        )
         held = values_in_registers(self.block_q, self.head_dim_v + self.block_kv, "float32")
-        return Footprint(shared, held + 56, 32 * self.warps, self.blocks_per_sm)
+        shared = self._beside_rings + self.num_slots * self._slots_of_warps
+        return Footprint(shared, held + 56, 32 * self.warps)
+
+    @property
+    def _slots_of_warps(self) -> int:
+        """Bytes of one slot of every warp."""
+        widest = max(self.head_dim, self.head_dim_v)
+        return self.warps * shared_array(self.block_kv * widest, self.stored)
+
+    @property
+    def _beside_rings(self) -> int:
+        """Bytes of Q, of the ends of rows, and of the results of chunks."""
+        shared = shared_array(self.block_q * self.head_dim, "float16")
+        shared += shared_array(2 * self.warps * self.block_q, "float32")
+        if not self.chunk:
+            return shared
+        of_warps = self.warps * self.result_rows * (self.head_dim_v + 8)
+        for numbers in (of_warps, self.result_rows * self.head_dim_v, *2 * [2 * self.result_rows]):
+            shared += shared_array(numbers, "float32")
+        return shared
+
+    def fitted(self, limits: DeviceLimits) -> Fa2FewTile:
+        """Return the tile with as many slots as fit, at most those it has."""
+        room = (limits.shared_per_block - self._beside_rings) // self._slots_of_warps
+        slots = max(min(self.num_slots, room), self._fewest_slots)
+        return replace(self, num_slots=slots)
+
+    @property
+    def _fewest_slots(self) -> int:
+        """Slots that hold the result of a warp, or more."""
+        result = 4 * self.result_rows * (self.head_dim_v + 8) * self.warps
+        return max(_FEWEST_SLOTS, 0 if self.chunk else ceil_div(result, self._slots_of_warps))
 
     def constants(self) -> dict[str, int]:
         """Return the constants that the device code reads from ``Config``."""
@@ -64,6 +102,8 @@ class Fa2FewTile:
             "block_kv": self.block_kv,
             "warps": self.warps,
             "num_slots": self.num_slots,
+            "result_rows": self.result_rows,
+            "merges_chunks": int(self.chunk > 0),
             "fragment_rows": self.arithmetic.fragment_rows,
         }
 
@@ -76,20 +116,26 @@ def few_tile(problem: AttentionProblem, limits: DeviceLimits) -> Fa2FewTile | No
     return next((tile for tile in tiles if tile.footprint.excess(limits) is None), None)
 
 
+def merging_tile(tile: Fa2FewTile, limits: DeviceLimits, chunk: int) -> Fa2FewTile | None:
+    """Return the tile for blocks that merge chunks of so many keys; None if it does not fit."""
+    merging = replace(tile, chunk=chunk).fitted(limits)
+    return merging if merging.footprint.excess(limits) is None else None
+
+
 def tile_of_row(problem: AttentionProblem, limits: DeviceLimits, row: ForwardFewRow) -> Fa2FewTile:
-    """Return the tile of a row for the head dims of a problem."""
+    """Return the tile of a row for a problem, with as many slots as fit."""
+    halves = problem.seqlen_q <= ROWS // 2 and not problem.sequences
     return Fa2FewTile(
         ROWS,
         row.block_kv,
         row.warps,
-        row.blocks_per_sm,
-        row.num_slots,
+        row.most_slots,
         problem.stored,
         bucket(problem.head_dim, FEW_BUCKETS),
         bucket(problem.head_dim_v, FEW_BUCKETS),
         arithmetics(problem.storage, limits.compute_capability)[0],
-        StepTime(row.step, row.step_beside),
-    )
+        ROWS // 2 if halves else ROWS,
+    ).fitted(limits)
 
 
 def why_not_few(problem: AttentionProblem, limits: DeviceLimits) -> str | None:

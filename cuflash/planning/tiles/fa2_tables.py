@@ -147,32 +147,23 @@ class ForwardFewRow(NamedTuple):
     widest: int
     block_kv: int  # keys of a step of a warp
     warps: int
-    blocks_per_sm: int
-    num_slots: int  # of K and V by turns, for each warp
-    step: float  # microseconds on an H200 of a step of all warps, alone on a multiprocessor
-    step_beside: float  # the same with ``blocks_per_sm`` blocks
+    most_slots: int  # of K and V by turns, for each warp; fewer where memory is short
 
 
 #: By bytes of a stored number.
 FORWARD_OF_FEW = {
     1: (
-        ForwardFewRow(64, 32, 4, 2, 12, 0.5, 0.5),
-        ForwardFewRow(64, 32, 4, 1, 8, 0.5, 0.5),
-        ForwardFewRow(128, 32, 4, 2, 6, 0.7, 0.7),
-        ForwardFewRow(128, 32, 4, 1, 4, 0.7, 0.7),
-        ForwardFewRow(256, 16, 4, 2, 6, 0.7, 0.7),
-        ForwardFewRow(256, 16, 4, 1, 4, 0.7, 0.7),
+        ForwardFewRow(64, 32, 8, 12),
+        ForwardFewRow(128, 32, 8, 6),
+        ForwardFewRow(192, 16, 8, 8),
+        ForwardFewRow(256, 16, 8, 6),
+        ForwardFewRow(256, 16, 4, 6),
     ),
     2: (
-        ForwardFewRow(64, 32, 4, 2, 6, 0.5, 0.5),
-        ForwardFewRow(64, 32, 4, 2, 4, 0.5, 0.5),
-        ForwardFewRow(64, 32, 4, 1, 4, 0.5, 0.5),
-        ForwardFewRow(128, 16, 4, 2, 6, 0.5, 0.5),
-        ForwardFewRow(128, 16, 4, 2, 4, 0.5, 0.5),
-        ForwardFewRow(128, 16, 4, 1, 4, 0.5, 0.5),
-        ForwardFewRow(192, 16, 4, 2, 4, 0.5, 0.5),
-        ForwardFewRow(192, 16, 3, 1, 4, 0.5, 0.5),
-        ForwardFewRow(256, 16, 4, 1, 6, 0.5, 0.5),
-        ForwardFewRow(256, 16, 2, 1, 4, 0.5, 0.5),
+        ForwardFewRow(64, 32, 8, 6),
+        ForwardFewRow(128, 16, 8, 6),
+        ForwardFewRow(192, 16, 8, 4),
+        ForwardFewRow(256, 16, 8, 3),
+        ForwardFewRow(256, 16, 4, 6),
     ),
 }

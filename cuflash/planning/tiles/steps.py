@@ -93,6 +93,10 @@ class ArgumentTile:
         return {"warps": self.warps}
 
 
+#: Most warps of a block of ``merge``.
+MERGE_WARPS = 8
+
+
 @dataclass(frozen=True)
 class MergeTile:
     """``merge``: a row for each warp, or for each block if few rows have many chunks."""
@@ -103,17 +107,27 @@ class MergeTile:
     seqlen_q: int
     head_dim_v: int  # a bucket
     compute: DTypeName
-    warps: int = 8
+    in_order: bool = False  # chunk after chunk; warps then divide a row's columns
+
+    @property
+    def warps(self) -> int:
+        """Warps of a block: eight, or a few less if rows have an odd number of warps."""
+        return MERGE_WARPS // self.warps_of_row * self.warps_of_row
+
+    @property
+    def warps_of_row(self) -> int:
+        """Warps that divide the columns of a row."""
+        return ceil_div(self.head_dim_v, 32) if self.in_order else 1
 
     @property
     def shared_rows(self) -> bool:
-        """Whether all warps of a block share one row."""
-        return self.chunks > self.warps and self.seqlen_q <= _FEW_ROWS
+        """Whether all warps of a block share one row, and divide its chunks."""
+        return not self.in_order and self.chunks > self.warps and self.seqlen_q <= _FEW_ROWS
 
     @property
     def rows(self) -> int:
         """Rows of a block."""
-        return 1 if self.shared_rows else self.warps
+        return 1 if self.shared_rows else self.warps // self.warps_of_row
 
     @property
     def footprint(self) -> Footprint:
@@ -129,8 +143,10 @@ class MergeTile:
             "block_q": self.block_q,
             "block_kv": self.block_kv,
             "warps": self.warps,
-            "chunks_at_once": 8 if self.shared_rows else 2,
+            "chunks_at_once": 8 if self.shared_rows or self.in_order else 2,
             "shared_rows": int(self.shared_rows),
+            "in_order": int(self.in_order),
+            "warps_of_row": self.warps_of_row,
         }
 
 

@@ -1,0 +1,131 @@
+"""FlashAttention-2's kernel for few queries on the emulated device, called as a user does."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import cuflash
+from cuflash.dispatch import observe
+
+from ..kit.caches import CacheCase, build
+from ..kit.case import Case
+from ..kit.data import arrays
+from ..kit.few_rows import WAYS, few_rows
+from ..kit.float8 import SCALES
+from .build import compiler
+from .host_cupy import host_cupy
+from .test_paged_caches import attended, check
+
+pytestmark = pytest.mark.skipif(compiler() is None, reason="there is no g++ to compile with")
+
+#: Lengths at edges of a warp's tile, of all warps' tiles, and of chunks of 256 keys.
+_PLAIN = CacheCase(
+    "bfloat16", lengths=(0, 1, 16, 127, 129, 256, 513, 700), slots=700, queries=1, new=None,
+    heads=(4, 2), dims=(64, 64),
+)  # fmt: skip
+_WIDE = replace(_PLAIN, dims=(128, 128), dtype="float16", lengths=(15, 300, 512))
+_PAGED = replace(_PLAIN, kind="paged", slots=16, pages=40, lengths=(0, 17, 128, 640), strides="hnd")
+_CAUSAL = (("causal", True),)
+_CASES = {
+    "decode": _PLAIN,
+    "wide": _WIDE,
+    "widest": replace(_WIDE, dims=(256, 256), lengths=(300,), slots=300),
+    "two-widths": replace(_WIDE, dims=(192, 128), heads=(5, 1), lengths=(299,), slots=300),
+    "narrow": replace(_PLAIN, dims=(24, 40), heads=(2, 2)),
+    "sixteen-heads": replace(_WIDE, heads=(16, 1), lengths=(400,)),
+    "sixteen-queries": replace(_WIDE, queries=16, lengths=(3, 300), heads=(2, 2), options=_CAUSAL),
+    "features": replace(_PLAIN, queries=3, slopes=True, sinks=True, options=_CAUSAL),
+    "window": replace(_WIDE, queries=4, options=(("window_size", (290, 0)), ("softcap", 2.0))),
+    "narrow-window": replace(_PLAIN, options=(("window_size", (20, 0)),)),
+    "pages": _PAGED,
+    "pages-of-9": replace(_PAGED, slots=9, pages=60, lengths=(9, 300), new=1, counts=True),
+    "padding": replace(_PLAIN, kind="indexed", lengths=(300, 600), leftpad=(37, 555)),
+    "pages-of-padding": replace(_PAGED, leftpad=(0, 3, 100, 299), strides="together"),
+    "float8": replace(_WIDE, float8="each", lengths=(3, 257, 512)),
+    "float8-pages": replace(_PAGED, float8="mixed", dims=(128, 64), lengths=(33, 640)),
+    "float8-widest": replace(_WIDE, float8="each", dims=(256, 256), lengths=(300,)),
+}  # fmt: skip
+
+
+@pytest.mark.in_turns(by="case", days=4)
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("case", _CASES.values(), ids=_CASES)
+def test_attention_is_that_of_the_reference(case: CacheCase, way: str) -> None:
+    """Rows that do not count, free pages and places after the lengths hold NaN."""
+    built, plans = build(case), []
+    with host_cupy() as host, few_rows(way, 256), observe(plans.append):
+        check(built, *attended(host, built, "auto"))
+    entries = [launch.config.entry for plan in plans for launch in plan.launches]
+    assert "cuflash_fa2_forward_few" in entries
+    assert ("cuflash_steps_merge" in entries) == (way == "split")
+
+
+@pytest.mark.parametrize("name", ["wide", "pages", "padding", "window", "features", "float8"])
+def test_merging_has_the_bits_of_split_keys(name: str) -> None:
+    """Whoever merges the chunks, and whatever the multiprocessors and the other entries are."""
+    built, found = build(_CASES[name]), []
+    for way, sms in (("split", 132), ("merging", 132), ("merging", 2)):
+        with host_cupy("90", sms) as host, few_rows(way, 128):
+            _, _, results = attended(host, built, "auto")
+            found.append([result.peek() for result in results])
+    for other in found[1:]:
+        for one, first in zip(other, found[0], strict=True):
+            np.testing.assert_array_equal(one, first)
+
+
+@st.composite
+def _drawn(draw: Any) -> CacheCase:
+    """A case that the kernel takes: 16-bit rows of whole chunks of 16 bytes."""
+
+    def one(*values: Any) -> Any:
+        return draw(st.sampled_from(values))
+
+    def number(least: int, most: int) -> int:
+        return draw(st.integers(least, most))
+
+    float8 = one("", "", *SCALES)
+    step = 16 if float8 else 8
+    kind = one("plain", "indexed", "paged")
+    slots = number(1, 40) if kind == "paged" else number(1, 600)
+    pages = number(1, 1 + 600 // slots) if kind == "paged" else 1
+    new = one(None, number(0, min(4, slots)))
+    room = slots * pages - (new or 0)
+    lengths = tuple(number(0, room) for _ in range(number(1, 3)))
+    leftpad = tuple(number(0, n) for n in lengths) if one(0, 1) else None
+    d, dv = step * number(1, 256 // step), step * number(1, 256 // step)
+    heads = number(1, 2)
+    options = {"causal": one(True, False), "window_size": one(None, (0, 0), (270, None), (30, 1))}
+    options |= {"softcap": one(None, 2.0), "scale": one(None, 0.2)}
+    return CacheCase(
+        dtype=one("float16", "bfloat16"), kind=kind, strides=one("nhd", "hnd", "together"),
+        lengths=lengths, slots=slots, pages=pages, queries=one(1, 1, number(1, 16)), new=new,
+        heads=(heads * number(1, 4), heads), dims=(d, one(d, dv)), leftpad=leftpad,
+        options=tuple(options.items()), slopes=one(True, False), sinks=one(True, False),
+        float8=float8, seed=number(0, 2**20),
+    )  # fmt: skip
+
+
+@settings(max_examples=20)
+@given(_drawn(), st.sampled_from(WAYS), st.sampled_from([64, 128, 256, None]))
+def test_any_caches(case: CacheCase, way: str, chunk: int | None) -> None:
+    built = build(case)
+    with host_cupy() as host, few_rows(way, chunk):
+        check(built, *attended(host, built, "auto"))
+
+
+@pytest.mark.parametrize("chunk", [0, 64, 192, None])
+def test_attention_with_few_queries(chunk: int | None) -> None:
+    """The function without caches takes the same kernel, and merges in a kernel of its own."""
+    x = arrays(Case(2, 6, 2, 1, 300, 64, 64, "float16", seed=9), "q", "k", "v")
+    truth = cuflash.reference.attention(x["q"], x["k"], x["v"])[0]
+    with host_cupy("90", 4) as host:
+        out, lse = host.call(cuflash.attention, **x, kv_chunk=chunk, return_lse=True)
+        np.testing.assert_allclose(np.asarray(out, float), truth, atol=2e-3, rtol=2e-3)
+        asked = host.call(cuflash.attention, **x, blocks=(64, 64), return_lse=True)
+        np.testing.assert_allclose(np.asarray(lse), np.asarray(asked[1]), rtol=1e-5)
