@@ -9,6 +9,7 @@
 //
 // At its end each warp has an output, a reference and a sum for every row. They are merged in the
 // order of the warps.
+#include "../ptx/dependent_launch.cuh"
 #include "forward_few_load.cuh"
 #include "forward_few_store.cuh"
 
@@ -143,6 +144,7 @@ __device__ inline void forward_few(const typename Config::Params& params) {
   if constexpr (Config::Chunks::split) {
     if (blocks.count() == 0) return;
   }
+  if constexpr (Config::Chunks::split && Config::architecture >= 90) ptx::let_next_kernel_begin();
   const int kv_head = item.head / (shape.heads_q / shape.heads_kv);
   const FewContext<Config> c{params, shared, item, seq, blocks.range, kv_head};
   load_few_q(c);

@@ -120,20 +120,19 @@ __device__ inline void merge_chunk(const FewContext<Config>& c, int number) {
     ChunkRow<Config> chunk(c, row, column);
     chunk.sum = checked_sum(chunk.reference, chunk.sum);
     chunk.normalise(c, 1.0f);
-    RunningEnds<Config> ends;
+    Pair<float> before = {-infinity<float>(), 0};
     Four<float> merged = {};
     auto& kept =
         *reinterpret_cast<Four<float>*>(c.shared.merged.data + row * Config::head_dim_v + column);
-    if (number > 0) {
-      const Pair<float> before = c.shared.ends_of_merged[(number + 1) % 2].data[row];
-      ends.reference = before.x, ends.sum = before.y;
-      merged = kept;
-    }
-    ends.add(chunk.reference, chunk.sum);
+    if (number > 0) before = c.shared.ends_of_merged[(number + 1) % 2].data[row], merged = kept;
+    const float reference = larger(before.x, chunk.reference);
+    const auto factors = chunk_factors<Config>(before.x, reference, chunk.reference, chunk.sum);
 #pragma unroll
-    for (int n = 0; n < 4; ++n) merged.value[n] = ends.merged(merged.value[n], chunk.output[n]);
+    for (int n = 0; n < 4; ++n) merged.value[n] = factors.merged(merged.value[n], chunk.output[n]);
     kept = merged;
-    if (column == 0) c.shared.ends_of_merged[number % 2].data[row] = {ends.reference, ends.sum};
+    if (column == 0) {
+      c.shared.ends_of_merged[number % 2].data[row] = {reference, factors.summed(before.y)};
+    }
   });
 }
 

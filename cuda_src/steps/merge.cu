@@ -10,6 +10,7 @@
 // chunk (tile/running_ends.cuh). Ends of rows, such as a sink, are
 // applied here, once. One warp merges a row, or all warps of a block do, each for an equal number
 // of neighbouring chunks; a lane has some of the columns.
+#include "../ptx/dependent_launch.cuh"
 #include "../tile/copy.cuh"
 #include "../tile/mask.cuh"
 #include "../tile/numeric.cuh"
@@ -93,22 +94,35 @@ struct MergedRow {
         q_row<const Compute>(Chunks::template out<Config>(params, chunks.begin), seq, head, row) +
         (valid ? column : 0);
     const long long part = Chunks::template out_stride<Config>(params);
-    RunningEnds<Config> ends;
+    Compute before = -infinity<Compute>();  // the reference of the chunks before these
     for (int first = chunks.begin; first < chunks.end; first += 32) {
-      const int count = min(32, chunks.end - first), own = first + min(lane, count - 1);
+      // Each lane computes the factors of one chunk.
+      const bool exists = first + lane < chunks.end;
       const auto number = [&](void* of) {
-        return Chunks::template number<Config>(params, of, seq, head, row, own);
+        return Chunks::template number<Config>(params, of, seq, head, row, first + lane);
       };
-      const Compute reference = number(params.kv_chunks.reference_parts);
-      const Compute of_chunk = number(params.kv_chunks.sum_parts);
+      const Compute own = exists ? number(params.kv_chunks.reference_parts) : -infinity<Compute>();
+      const Compute of_chunk = exists ? number(params.kv_chunks.sum_parts) : Compute(0);
+      Compute reference = larger(before, own);  // of all chunks up to this lane's
+#pragma unroll
+      for (int step = 1; step < 32; step *= 2) {
+        const Compute other = __shfl_up_sync(0xffffffffu, reference, step);
+        if (lane >= step) reference = larger(reference, other);
+      }
+      Compute earlier = __shfl_up_sync(0xffffffffu, reference, 1);
+      if (lane == 0) earlier = before;
+      const auto factors = chunk_factors<Config>(earlier, reference, own, of_chunk);
+      const int count = min(32, chunks.end - first);
 #pragma unroll Config::chunks_at_once
       for (int i = 0; i < count; ++i, parts += part) {
-        ends.add(__shfl_sync(0xffffffffu, reference, i), __shfl_sync(0xffffffffu, of_chunk, i));
-        output[0] = ends.merged(output[0], *parts);
+        const ChunkFactors<Compute> of{__shfl_sync(0xffffffffu, factors.keep, i),
+                                       __shfl_sync(0xffffffffu, factors.weight, i)};
+        output[0] = of.merged(output[0], *parts);
+        sum = of.summed(sum);
       }
+      before = __shfl_sync(0xffffffffu, reference, 31);
     }
-    sum = ends.sum;
-    return ends.reference;
+    return before;
   }
 
   // The first of this warp's columns.
@@ -188,6 +202,7 @@ __device__ inline void merge(const typename Config::Params& params) {
   const KvRange chunks = Config::Chunks::template chunks_of<Config>(
       params, kv_range<Config>(seq, row / Config::block_q));
   MergedRow<Config> merged;
+  if constexpr (Config::overlaps) ptx::wait_for_kernel_before();
   if constexpr (Config::in_order) {
     const Compute last = merged.add_in_order(params, seq, head, row, chunks);
     merged.store(params, seq, head, row, last);

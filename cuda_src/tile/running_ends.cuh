@@ -6,26 +6,27 @@
 
 namespace cuflash {
 
-// The reference and the sum of weights of all chunks so far, and the factors of the latest one.
-template <class Config>
-struct RunningEnds {
-  using Compute = typename Config::Compute;
-  Compute reference = -infinity<Compute>();
-  Compute sum = 0;
-  Compute keep = 0;    // of what was merged before
-  Compute weight = 0;  // of the chunk's output, which is divided by the chunk's sum
+// The factors with which a chunk joins the chunks before it.
+template <class Compute>
+struct ChunkFactors {
+  Compute keep;    // of what was merged before
+  Compute weight;  // of the chunk's output, which is divided by the chunk's sum
 
-  __device__ void add(Compute chunk_reference, Compute chunk_sum) {
-    const Compute before = reference;
-    reference = larger(before, chunk_reference);
-    const Compute offset = subtrahend(reference);
-    keep = Logits<Config>::exponential(before - offset);
-    weight = rounded_product(chunk_sum, Logits<Config>::exponential(chunk_reference - offset));
-    sum = fma(sum, keep, weight);
-  }
   __device__ Compute merged(Compute before, Compute part) const {
     return fma(weight, part, rounded_product(before, keep));
   }
+  // Of the sum of weights of all chunks.
+  __device__ Compute summed(Compute before) const { return fma(before, keep, weight); }
 };
+
+// `before` is the reference of the chunks before, `reference` that with the chunk: the larger of
+// `before` and the chunk's own.
+template <class Config, class Compute>
+__device__ inline ChunkFactors<Compute> chunk_factors(Compute before, Compute reference,
+                                                      Compute own, Compute sum) {
+  const Compute offset = subtrahend(reference);
+  return {Logits<Config>::exponential(before - offset),
+          rounded_product(sum, Logits<Config>::exponential(own - offset))};
+}
 
 }  // namespace cuflash

@@ -16,6 +16,7 @@ from ..planning.plan import Plan
 from ..planning.problem import DTYPES, ElementName
 from .compile import CompiledKernel, compile_kernels
 from .current import is_current
+from .overlap import overlapping_launch
 from .parameters import SHAPE_FIELDS, STRIDED, ParameterStruct, fields_of, struct_of
 from .tensor_map import WORDS, TensorMapEncoder
 from .tile_counter import counter_of_launch
@@ -63,6 +64,7 @@ class PreparedKernel:
     shape: tuple[int, ...]  # grid, block, bytes of shared memory: as the driver takes them
     template: npt.NDArray[np.uint64]  # the parameters' values that are the same in every launch
     places: Places  # positions of the other values
+    overlaps: bool = False  # it may begin before the kernel before it has ended
 
     def parameters(self, pointers: Mapping[str, int], workspace: int, counter: int) -> _Parameters:
         """The parameters of launches with these addresses; an absent tensor is at 0."""
@@ -125,6 +127,8 @@ class PreparedPlan:
         ]
         offsets = [buffer.offset for buffer in plan.workspace if buffer.name == "tile_counter"]
         self.counter_offset = offsets[0] if offsets else None
+        overlaps = any(one.overlaps for one in self.launches)
+        self._overlapping = overlapping_launch() if overlaps else None
         self._kept: BoundedCache[tuple[int, ...], list[_Parameters]] = BoundedCache(_KEPT)
 
     def run(self, addresses: tuple[int, ...], workspace: int, stream: int) -> None:
@@ -163,9 +167,18 @@ class PreparedPlan:
         driver = self._cuda.driver
         try:
             for one, (_, parameters) in zip(self.launches, every, strict=True):
+                if one.overlaps and self._overlapping is not None:
+                    self._launch_overlapping(one, stream, parameters)
+                    continue
                 driver.launchKernel(one.handle, *one.shape, stream, parameters, 0)
         except driver.CUDADriverError as error:
             raise LaunchError(f"{self.plan}: the launch was refused: {error}") from error
+
+    def _launch_overlapping(self, one: PreparedKernel, stream: int, parameters: int) -> None:
+        assert self._overlapping is not None
+        failed = self._overlapping(one.handle, one.shape, stream, parameters)
+        if failed:
+            raise LaunchError(f"{self.plan}: the launch was refused: CUDA error {failed}")
 
     def _make(self, key: tuple[int, ...]) -> list[_Parameters]:
         workspace, counter, *addresses = key
@@ -208,6 +221,7 @@ def _prepare_kernel(
         shape=(launch.grid, 1, 1, config.threads, 1, 1, config.shared_bytes),
         template=values.view(np.uint64),
         places=places,
+        overlaps=launch.overlaps,
     )
 
 

@@ -7,6 +7,7 @@ bytes, from the number of blocks, and from the kernel that merges chunks:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -23,22 +24,29 @@ _CHUNKS = (0, *(1 << n for n in range(6, 21)))
 #: Most chunks of a row, unless the longest chunk gives more.
 _MOST_CHUNKS = 64
 
-#: Bytes per microsecond of an H200: of all multiprocessors together, and of one alone.
-_MEMORY, _ALONE = 4.5e6, 0.09e6
-#: Microseconds of a launch, and of a block before its first keys arrive and after its last.
-_LAUNCH, _BLOCK = 3.0, 2.5
-#: Microseconds of the kernel that merges, and bytes of partial results that a microsecond takes.
-_MERGE, _PARTS = 4.0, 1.5e6
+#: Bytes per microsecond of an H200: of all multiprocessors together, and of one alone, by the
+#: bytes of a stored number.
+_MEMORY, _ALONE = 4.5e6, {1: 0.049e6, 2: 0.064e6}
+#: Microseconds of a launch, of further rounds of blocks, and of a chunk that a block merges.
+_LAUNCH, _ROUNDS, _CHUNK = 5.0, 2.5, 1.0
+#: Microseconds of the kernel that merges, and of each chunk of a row beyond the first eight.
+_MERGE, _MERGED_CHUNK = 3.5, 0.1
+#: Bytes of partial results that a microsecond writes or reads.
+_PARTS = 3.3e6
 
 
 @dataclass(frozen=True)
 class FewWork:
-    """A pass in a chunk; 0: a block has all keys of its rows."""
+    """A pass in a chunk; 0: keys are not split.
+
+    With ``merges`` a block merges the chunks of its rows, otherwise each chunk has a block.
+    """
 
     problem: AttentionProblem
     limits: DeviceLimits
     tile: Fa2FewTile
     chunk: int
+    merges: bool = False
 
     @property
     def time(self) -> float:
@@ -46,14 +54,17 @@ class FewWork:
         problem = self.problem
         chunks = ceil_div(self._keys, self.chunk) if self.chunk else 1
         tiles = problem.batches * problem.heads_q * ceil_div(problem.seqlen_q, self.tile.block_q)
-        blocks = max(1, tiles * chunks)
+        blocks = max(1, tiles if self.merges else tiles * chunks)
         rounds = ceil_div(blocks, self.limits.num_sms)
-        width = problem.head_dim + problem.head_dim_v
-        row = width * ELEMENTS[problem.stored].itemsize
-        of_block = row * min(self.chunk or self._keys, self._keys)
+        size = ELEMENTS[problem.stored].itemsize
+        row = (problem.head_dim + problem.head_dim_v) * size
+        keys = self._keys if self.merges else min(self.chunk or self._keys, self._keys)
+        of_block = row * keys / _ALONE[size]
+        if self.merges:
+            of_block += chunks * _CHUNK * self.tile.result_rows / 8
         read = problem.batches * problem.heads_kv * self._keys * row / _MEMORY
-        main = max(read + _BLOCK * rounds, rounds * (of_block / _ALONE + _BLOCK))
-        return _LAUNCH + main + self._merging(blocks)
+        main = max(read + _ROUNDS * math.sqrt(rounds - 1), rounds * of_block)
+        return _LAUNCH + main + self._merging(blocks, chunks)
 
     @property
     def _keys(self) -> int:
@@ -61,12 +72,13 @@ class FewWork:
         begin, end = self.problem.visibility.keys_seen(0, self.problem.seqlen_q)
         return max(1, end - begin)
 
-    def _merging(self, blocks: int) -> float:
-        if not self.chunk:
+    def _merging(self, blocks: int, chunks: int) -> float:
+        if not self.chunk or self.merges:
             return 0.0
         rows = min(self.tile.block_q, self.problem.seqlen_q)
         size = DTYPES[self.problem.compute].itemsize
-        return _MERGE + 2 * blocks * rows * self.problem.head_dim_v * size / _PARTS
+        parts = 2 * blocks * rows * self.problem.head_dim_v * size
+        return _MERGE + _MERGED_CHUNK * max(0, chunks - 8) + parts / _PARTS
 
 
 def fastest_chunk(problem: AttentionProblem, limits: DeviceLimits, tile: Fa2FewTile) -> int:
@@ -89,7 +101,8 @@ def steadiest_chunk(
         times = {chunk: FewWork(own, limits, tile, chunk).time for chunk in chunks}
         for chunk in chunks:
             if chunk and merging_tile(tile, limits, chunk) is not None:
-                times[chunk] = min(times[chunk], times[0])
+                merging = FewWork(own, limits, tile, chunk, merges=True).time
+                times[chunk] = min(times[chunk], merging)
         shortest = min(times.values())
         worst = {chunk: max(worst[chunk], times[chunk] / shortest) for chunk in chunks}
     return min(chunks, key=lambda chunk: worst[chunk])
@@ -101,8 +114,8 @@ def in_one_block(
     """Return the tile whose blocks merge chunks, if that is faster than a block for each chunk."""
     if not chunk or not problem.has_pairs:
         return None
-    split, whole = (FewWork(problem, limits, tile, c).time for c in (chunk, 0))
-    return merging_tile(tile, limits, chunk) if whole < split else None
+    split, merging = (FewWork(problem, limits, tile, chunk, m).time for m in (False, True))
+    return merging_tile(tile, limits, chunk) if merging < split else None
 
 
 def _chunks(problem: AttentionProblem, tile: Fa2FewTile) -> list[int]:

@@ -77,6 +77,7 @@ class KernelLaunch:
     grid: int  # thread blocks
     arguments: tuple[tuple[str, int], ...] = ()  # fields of its parameters that the plan sets
     boxes: tuple[tuple[str, int], ...] = ()  # tensors loaded through maps; rows of a copy
+    overlaps: bool = False  # it may begin before the kernel before it has ended, and waits itself
 
 
 def kernel_config(

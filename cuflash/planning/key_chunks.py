@@ -134,9 +134,15 @@ class KeyChunks:
         )
         config = kernel_config(
             *(self.problem, self.limits, MERGE, self.arithmetic),
-            *(tile.constants(), tile.footprint),
+            *(tile.constants() | {"overlaps": int(self.overlaps)}, tile.footprint),
         )
-        return (KernelLaunch(config, launchable(ceil_div(self._rows, tile.rows), "merge")),)
+        grid = launchable(ceil_div(self._rows, tile.rows), "merge")
+        return (KernelLaunch(config, grid, overlaps=self.overlaps),)
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether the kernel that merges may begin while the main kernel runs."""
+        return self.in_order and self.limits.compute_capability >= (9, 0)
 
     @property
     def _count(self) -> int:

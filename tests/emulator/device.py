@@ -62,6 +62,7 @@ def emulated_device(
             (pipeline, "require_toolchain", lambda: None),
             (launch, "compile_kernels", compiled),
             (launch, "is_current", lambda _: True),
+            (launch, "overlapping_launch", lambda: None),
             (launch, "counter_of_launch", lambda *_: _COUNTER.ctypes.data),
             (tensor_map, "_encode", lambda: _encode_map),
             (prepared, "current_stream", lambda _: 0),

@@ -91,6 +91,7 @@ class FakeDevice:
             (pipeline, "is_usable", lambda: True),
             (pipeline, "require_toolchain", lambda: None),
             (launch, "compile_kernels", self.compiled),
+            (launch, "overlapping_launch", lambda: None),
             (launch, "counter_of_launch", lambda device_id, stream, workspace: COUNTER),
             (tensor_map, "_encode", lambda: self.encode),
             (current, "_thread", current._Thread()),

@@ -23,7 +23,7 @@ from .said import failed_with
 __all__ = ["of", "run_kernels"]
 
 _parameters, _addresses = room(MOST_PARAMETERS), room(8 * MOST_TENSORS)
-_few_words = room(128)
+_few_words = room(256)
 
 # Bytes of records. Numba takes plain integers.
 _TENSOR, _KERNEL, _PATCH, _MAP = (
@@ -159,9 +159,13 @@ def _launch(table: int, kernel: int, stream: int, words: int) -> int:
     store(config + 16, 1 | 1 << 32)
     store(config + 24, of(kernel, Kernel.shared_bytes))
     store(config + 32, stream)
-    store(config + 40, 0)  # no attributes
-    store(config + 48, 0)
-    parameters = config + 64
+    # The one attribute that a launch may have; see cuda/overlap.py.
+    attribute = config + 56
+    store(attribute, 6)
+    store(attribute + 8, 1)
+    store(config + 40, attribute)
+    store(config + 48, of(kernel, Kernel.overlaps))
+    parameters = attribute + 72
     store(parameters, words)
     driver = table + 8 * of(table, Table.driver)
     function = of(kernel, Kernel.function)

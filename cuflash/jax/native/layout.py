@@ -87,6 +87,7 @@ class Kernel(enum.IntEnum):
     map_count = enum.auto()
     maps = enum.auto()
     counter_word = enum.auto()  # or -1
+    overlaps = enum.auto()  # 1: it may begin before the kernel before it has ended
     refused = enum.auto()
 
 

@@ -152,6 +152,7 @@ class LaunchTable:
             Kernel.grid: grid,
             Kernel.threads: threads,
             Kernel.shared_bytes: shared_bytes,
+            Kernel.overlaps: int(kernel.overlaps),
             Kernel.words: len(kernel.template),
             Kernel.template: self._add([*map(int, kernel.template)]),
             Kernel.pointer_count: len(given),

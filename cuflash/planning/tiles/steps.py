@@ -143,7 +143,7 @@ class MergeTile:
             "block_q": self.block_q,
             "block_kv": self.block_kv,
             "warps": self.warps,
-            "chunks_at_once": 8 if self.shared_rows or self.in_order else 2,
+            "chunks_at_once": 16 if self.in_order else 8 if self.shared_rows else 2,
             "shared_rows": int(self.shared_rows),
             "in_order": int(self.in_order),
             "warps_of_row": self.warps_of_row,

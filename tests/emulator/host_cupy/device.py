@@ -110,6 +110,7 @@ def host_cupy(
             (pipeline.DeviceLimits, "query", lambda _: limits),
             (pipeline, "require_toolchain", lambda: None),
             (launch, "compile_kernels", runtime.compiled),
+            (launch, "overlapping_launch", lambda: None),
             (tensor_map, "_encode", lambda: _encode_map),
             (tile_counter, "_counters", {}),
             (current, "_thread", current._Thread()),
