@@ -168,15 +168,14 @@ class PreparedPlan:
         try:
             for one, (_, parameters) in zip(self.launches, every, strict=True):
                 if one.overlaps and self._overlapping is not None:
-                    self._launch_overlapping(one, stream, parameters)
-                    continue
-                driver.launchKernel(one.handle, *one.shape, stream, parameters, 0)
+                    self._check(self._overlapping(one.handle, one.shape, stream, parameters))
+                else:
+                    driver.launchKernel(one.handle, *one.shape, stream, parameters, 0)
         except driver.CUDADriverError as error:
             raise LaunchError(f"{self.plan}: the launch was refused: {error}") from error
 
-    def _launch_overlapping(self, one: PreparedKernel, stream: int, parameters: int) -> None:
-        assert self._overlapping is not None
-        failed = self._overlapping(one.handle, one.shape, stream, parameters)
+    def _check(self, failed: int) -> None:
+        """Raise an error for CUDA's error of a launch, unless it is 0."""
         if failed:
             raise LaunchError(f"{self.plan}: the launch was refused: CUDA error {failed}")
 
