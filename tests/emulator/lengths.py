@@ -30,7 +30,7 @@ _DROPPED = {"dropout_p": 0.3, "dropout_seed": 7}
 class Kernels:
     """The compiled kernels of a row of the kit; tests draw its lengths."""
 
-    days_of_turn: ClassVar[int] = 7  # within which a whole run covers it
+    days_of_turn: ClassVar[int] = 7  # every row has its turn once in so many days
     row: Packed | Used
     blocks: tuple[int, int] | None = None
     num_sms: int | None = None  # any problem fills a single one
