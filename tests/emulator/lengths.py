@@ -66,7 +66,7 @@ class Lengths:
     last_first: bool
     spoilt: int  # a sequence whose inputs are all NaN; negative for none
     with_dlse: bool
-    none: int = -1  # the used length that stands for no rows
+    none: int = -1  # the used length of an entry without rows: 0 or negative
 
 
 _WIDE = (64, 128)
