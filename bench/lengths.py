@@ -40,6 +40,6 @@ def offsets_of(kind: str) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
 
 
 def equal_entries(kind: str | None) -> int:
-    """The entries of an unpadded batch that is the same problem; 0 if no batch is."""
+    """The number of entries of a plain batch that is the same problem; 0 if there is none."""
     lengths = () if kind is None else lengths_of(kind)
     return len(lengths) if len(set(lengths)) == 1 else 0

@@ -49,7 +49,7 @@ def hidden_by(row: Row) -> str:
 
 
 def _pair(of_q: int, of_kv: int) -> str:
-    """The number of the queries, and that of keys or values after it if the two differ."""
+    """One number if queries and keys (or values) have the same one, else both."""
     return f"{of_q}" if of_q == of_kv else f"{of_q}/{of_kv}"
 
 

@@ -36,11 +36,11 @@ def add_explain(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--batch", type=int, help="default 1")
     parser.add_argument("--seqlen-q", type=int, default=4096, help="default %(default)s")
-    parser.add_argument("--seqlen-kv", type=int, help="default that of q")
+    parser.add_argument("--seqlen-kv", type=int, help="default as --seqlen-q")
     parser.add_argument("--heads-q", type=int, help="default 16")
-    parser.add_argument("--heads-kv", type=int, help="default those of q")
+    parser.add_argument("--heads-kv", type=int, help="default as --heads-q")
     parser.add_argument("--head-dim", type=int, default=128, help="default %(default)s")
-    parser.add_argument("--head-dim-v", type=int, help="default that of q")
+    parser.add_argument("--head-dim-v", type=int, help="default as --head-dim")
     parser.add_argument("--dtype", choices=DTYPES, default="float16", help="default %(default)s")
     parser.add_argument("--causal", action="store_true")
     _add_features(parser)
@@ -72,7 +72,7 @@ def _add_features(parser: argparse.ArgumentParser) -> None:
     sides = ("LEFT", "RIGHT")
     parser.add_argument("--window-size", type=_side, nargs=2, metavar=sides, help=told)
     parser.add_argument("--softcap", type=float, help="bound of the scores; default no cap")
-    told = "a function of scores without arguments: 'return 0.5 * s;'"
+    told = "a function of scores without arguments, such as 'return 0.5 * s;'"
     parser.add_argument("--score-mod", type=score_text, metavar="TEXT", help=told)
     told = "a call with ALiBi; slopes by head, or by batch entry and head"
     parser.add_argument("--alibi-slopes", choices=("heads", "batch"), help=told)
@@ -80,10 +80,10 @@ def _add_features(parser: argparse.ArgumentParser) -> None:
         "--bias",
         type=_axes,
         metavar="AXES[:DTYPE]",
-        help="a call with a bias of these axes of b, h, q and k (1: of none), by default of q's "
-        "dtype; hqk has a number for each head, query and key",
+        help="a call with a bias that differs along these axes: letters of b, h, q and k, or 1 for "
+        "none of them; hqk has a number for each head, query and key. The default dtype is q's",
     )
-    told = "a call with a boolean mask of these axes"
+    told = "a call with a boolean mask that differs along these axes, as for --bias"
     parser.add_argument("--mask-array", type=_letters, metavar="AXES", help=told)
     told = "a call with a block mask of these blocks"
     parser.add_argument("--block-mask", type=block_of, metavar="BQxBKV", help=told)
@@ -240,7 +240,8 @@ def _axes(text: str) -> tuple[str, str]:
 def _letters(axes: str) -> str:
     """The axes of an array of pairs, each once."""
     if axes != "1" and (not axes or not set(axes) <= set("bhqk") or len(set(axes)) < len(axes)):
-        raise argparse.ArgumentTypeError(f"{axes!r} is neither 1 nor some of b, h, q and k")
+        told = f"{axes!r} is neither 1 nor letters of b, h, q and k, each at most once"
+        raise argparse.ArgumentTypeError(told)
     return axes
 
 

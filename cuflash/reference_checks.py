@@ -228,7 +228,7 @@ def check_block_mask(mask: Any, q: _Array, k: _Array, layout: str) -> None:
     Raises
     ------
     ArgumentTypeError, ArgumentValueError
-        Naming it.
+        Naming ``block_mask``.
     """
     if mask is None:
         return
@@ -256,12 +256,12 @@ def to_heads_first(x: _Array, layout: str) -> _Array:
 
 
 def from_heads_first(x: _Array, layout: str) -> _Array:
-    """Back in the layout, C-contiguous."""
+    """The array in the layout again, C-contiguous."""
     absent = tuple(i for i, axis in enumerate("bhsd") if axis not in layout)
     present = [axis for axis in "bhsd" if axis in layout]
     return np.ascontiguousarray(x.squeeze(absent).transpose([present.index(a) for a in layout]))
 
 
 def rows_from_heads_first(x: _Array, layout: str) -> _Array:
-    """Numbers of rows, (batch, head, row), back in the layout."""
+    """Numbers of rows, (batch, head, row), in the layout again."""
     return x.squeeze(tuple(i for i, axis in enumerate("bhs") if axis not in layout))

@@ -61,12 +61,12 @@ def habits(size, rng, xp):
 
 
 def difference(ours, theirs):
-    """The largest distance of two arrays, beside the largest number of the second."""
+    """The largest difference of two arrays, divided by the largest number of the second."""
     return float(abs(ours - theirs).max() / abs(theirs).max())
 
 
 def peak(call, xp):
-    """Bytes that a call takes at most, those of its result included."""
+    """The most bytes that a call takes at a time, including its result."""
     if xp is np:
         tracemalloc.start()
         call()

@@ -13,7 +13,7 @@ __all__ = ["DAYS_OF_PROPERTIES", "LONG", "QUICK", "is_long", "is_quick"]
 #: ``python -m pytest @tests/quick`` reads files, tests and parametrised tests from it, one a line.
 QUICK = Path(__file__).with_name("quick")
 
-#: Within which a whole run without a GPU has every property that is long; examples are drawn anew.
+#: Without a GPU every long property has its turn once in so many days, with new examples.
 DAYS_OF_PROPERTIES = 3
 
 #: Files whose tests are left to CI, beside tests that are marked ``long`` or take turns. They

@@ -9,5 +9,5 @@ __all__ = ["has_turn"]
 
 
 def has_turn(name: str, days: int) -> bool:
-    """Whether it is the turn of what has this name, which comes once within so many days."""
+    """Whether the test or kernel of this name has its turn today; it has one in ``days`` days."""
     return (zlib.crc32(name.encode()) + datetime.date.today().toordinal()) % days == 0

@@ -40,8 +40,8 @@ __device__ inline void await_cleared(const BackwardContext<Config>& c, unsigned 
                       kv_tiles_of_head<Config>(c.params));
 }
 
-// The rows whose sums belong to a kv tile: the same fraction of every query head of its group as
-// the tile is of the keys.
+// The rows that belong to a kv tile: of n tiles of a kv head, each has an n-th of the rows of every
+// query head of the group.
 struct RowShare {
   int batch;
   int kv_head;
@@ -51,7 +51,8 @@ struct RowShare {
 // Shares consist of units of sixteen rows of a query head.
 constexpr int kRowsOfUnit = 16;
 
-// The number of units of a query head to which kv tiles add, and of a tile's share of it.
+// The number of units of a query head, counting only rows to which kv tiles add; and the number of
+// units of one tile's share of the query head.
 template <class Config>
 __device__ inline int units_of_head(const typename Config::Params& params) {
   if constexpr (Config::Lengths::packed) return params.padded_rows / kRowsOfUnit;

@@ -64,8 +64,8 @@ struct StepDraws {
   }
 };
 
-// dS^T = P^T * (M * dP^T - delta) of a step. M is 0 where a weight is dropped, and otherwise 1 over
-// the share that is kept.
+// dS^T = P^T * (M * dP^T - delta) of a step. M is 0 for a dropped weight. For a kept weight it is 1
+// over the fraction of weights that are kept.
 template <class Config, int exponent>
 struct DroppedGradients {
   using Storage = typename Config::Storage;
@@ -75,7 +75,7 @@ struct DroppedGradients {
   const RowsOfKeys place;
   const QueryNumbers<Config>& delta;
   StepSum<Config, Scores> sum;
-  const float kept;  // 1 over the share, times `scale`
+  const float kept;  // M of a kept weight, times `scale`
 
   __device__ __forceinline__ DroppedGradients(const BackwardContext<Config>& c,
                                               const RowsOfKeys& place,
@@ -86,8 +86,8 @@ struct DroppedGradients {
         sum(c.params, place),
         kept(Config::Weights::template inverse_keep<float>(c.params) * scale) {}
 
-  // dS of the 16 queries that begin at 16 i, rounded, as an operand. One bit in each half of a mask
-  // is enough. P, and P times the slopes of its scores, are multiplied by 2^exponent.
+  // dS of the 16 queries that begin at 16 i, rounded, as an operand. A weight is dropped if its
+  // half of a mask is 0. P, and P times the slopes of its scores, are multiplied by 2^exponent.
   __device__ __forceinline__ void of_block(unsigned (&gradients)[4], const unsigned (&masks)[4],
                                            int i, const ScoreOperand<Config>& p,
                                            const ScoreOperand<Config>& sloped, const Scores& dp) {
@@ -116,8 +116,8 @@ struct DroppedGradients {
   }
 };
 
-// dS of a whole step, and the kept P^T, rounded. Sixteen queries are computed at a time: both use
-// the same draws, which then need no register.
+// dS of a whole step, and the kept P^T, rounded. Sixteen queries are computed at a time, dS and P
+// from the same draws, which need no register afterwards.
 template <class Config, int exponent, class Scores>
 __device__ __forceinline__ void differentiate_dropped(
     const BackwardContext<Config>& c, const RowsOfKeys& place, ScoreOperand<Config>& gradients,

@@ -1,8 +1,8 @@
-// FlashAttention-3 backward for few queries: those of a head fit in one q tile. A block keeps Q, dO
-// and dQ and goes through kv tiles, where backward.cu keeps K, V, dK and dV and goes through q
-// tiles. Nothing is added up in memory from step to step: dK and dV of a tile have all their
-// queries, and dQ of all tiles stays in registers. So the pass reads K and V once and writes dK and
-// dV once, and that bounds it.
+// FlashAttention-3 backward for few queries: all queries of a head fit in one q tile. A block keeps
+// Q, dO and dQ and goes through kv tiles, while a block of backward.cu keeps K, V, dK and dV and
+// goes through q tiles. Nothing is added up in memory from step to step: dK and dV of a tile have
+// all their queries, and dQ of all tiles stays in registers. So the pass reads K and V once and
+// writes dK and dV once, and that bounds it.
 //
 //   load   Q and dO with lse and delta once; K and V of a tile -> rings
 //   math   S^T = K Q^T, dP^T = V dO^T, P = exp(S - lse), dS = P (dP - delta) -> shared memory;
@@ -50,7 +50,7 @@ __device__ inline void load_keys(const FewContext<Config>& c, Matrix (&ring)[sta
               tile * Config::block_kv, c.head, c.seq.batch, ptx::kEvictFirst);
 }
 
-// By one thread.
+// One thread loads everything.
 template <class Config>
 __device__ inline void few_load_role(const FewContext<Config>& c) {
   auto& shared = c.shared;
@@ -172,7 +172,7 @@ struct FewMath {
     ptx::wgmma_hold(dp.value[0]);
     arrive_warp<Config>(c.shared.v_empty[of_v.stage]);
     differentiate<Config>(gradients, p, dp, c.shared.delta, weights);
-    // The rounded numbers are masked: they take half of the registers.
+    // The mask is applied to the rounded numbers, which take half as many registers.
     if (dead || is_edge(key0)) {
       apply_mask<Config>(c.shared.lse, c.seq, place, weights, gradients);
     } else if (c.seq.seqlen_q < Config::block_q) {
@@ -180,7 +180,7 @@ struct FewMath {
     }
   }
 
-  // A kv tile, whose number among those that are not hidden is `step`.
+  // A kv tile. `step` is its number among the tiles that are not hidden.
   __device__ __forceinline__ void step(typename Types::QGradient& dq, int step, int tile,
                                        bool dead) const {
     const RingPlace<1> of_ds(step);

@@ -33,7 +33,7 @@ struct FewContext {
   const typename Config::Params& params;
   FewStorage<Config>& shared;
   Sequence seq;
-  int head;  // of queries and of keys
+  int head;  // the query head, and its kv head: they have the same number
   int first_tile;
   int end_tile;
 

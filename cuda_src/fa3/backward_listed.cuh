@@ -12,7 +12,8 @@ struct QPlace {
   int tile;
 };
 
-// The number of lines of bits of an array, and of tiles along them.
+// The number of lines of an array of bits, one for each key of whole kv tiles; and the number of q
+// tiles along a line.
 template <class Config>
 __device__ inline int lines_of_bits(const Shape& shape) {
   return ceil_div(shape.seqlen_kv, Config::block_kv) * Config::block_kv;
@@ -26,7 +27,8 @@ __device__ inline int tiles_of_bits(const Shape& shape) {
 struct StepNote {
   int head;
   int tile_and_every;  // 2 tile + whether no pair of the tile is hidden
-  unsigned pairs;      // index of the bits of the kv tile's first 16 keys; else see `shown_parts`
+  unsigned pairs;      // index of the bits of the kv tile's first 16 keys; without packed bits,
+                       // what `shown_parts` returns
   int unused;
 
   __device__ int tile() const { return tile_and_every >> 1; }
@@ -91,8 +93,8 @@ struct ListedSteps<Config, false> {
   __device__ ListedSteps(const typename Config::Params&, const WorkItem&, const Sequence&) {}
 };
 
-// The steps in turn, for the load role. Where steps are listed it tells the math roles which they
-// are, see BackwardStorage::notes; it finds a step before it needs it.
+// The load role walks along the steps with it. Where steps are listed, the load role tells the math
+// roles which they are, see BackwardStorage::notes; a step is found before it is needed.
 template <class Context, bool listed>
 struct StepWalk {
   const Context& c;

@@ -74,7 +74,7 @@ struct BackwardLoader {
 };
 
 // The loading thread issues the loads that have room from the start, in the order in which math
-// waits for them. The same thread has initialised the barriers, so it need not meet other threads.
+// waits for them. The same thread has initialised the barriers, so it waits for no other thread.
 template <class Config>
 __device__ inline void load_first(const BackwardContext<Config>& c) {
   const BackwardLoader<Config> loader{c};

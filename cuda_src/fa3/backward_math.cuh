@@ -43,7 +43,7 @@ struct BackwardMath {
     return place;
   }
 
-  // The same with the tile that a term of the scores reads, after it has arrived.
+  // score_place() with the tile that a term of the scores reads; waits for the tile.
   __device__ RowsOfKeys await_operand(const StepState& state, int number) const {
     RowsOfKeys place = score_place(state);
     place.staged = await_tile<Config>(c.shared, number, part * kKeysOfWarpgroup + warp_row());
@@ -190,15 +190,15 @@ struct BackwardMath {
   }
 
   // A q tile with dead queries, which are rare: clears their rows of Q and dO, since zeros of P and
-  // dS would make NaN of a NaN there. Each warpgroup does, before its own dV and dK read them. The
-  // other one's scores may be reading them: these are hidden, and both write the same zeros, so no
-  // order is needed. Returns the dead rows of dQ of this lane.
+  // dS would make NaN of a NaN there. Each warpgroup does so before its own dV and dK read them.
+  // Scores of the other one that read them meanwhile are hidden, and both write the same zeros, so
+  // no order is needed. Returns the dead rows of dQ of this lane.
   template <class... Matrices>
   __device__ unsigned clear_dead(const QueryNumbers<Config>& lse, Matrices&... matrices) const {
     (clear_dead_queries<Config>(matrices, lse), ...);
     ptx::fence_async_shared();
     jitter<Config>();
-    // The number comes from the thread: a variable kept for this rare case takes a register.
+    // The barrier's number is computed: a variable for this rare case would take a register.
     ptx::named_barrier(static_cast<int>(threadIdx.x) / kWarpgroup, kWarpgroup);
     return dead_rows_of_q(lse);
   }
@@ -226,7 +226,7 @@ struct BackwardMath {
   }
 
   // P and dS of a step, rounded, where the registers do not hold slopes beside P and dP. Rounds P,
-  // times 2^exponent, and P times its slopes before dP is issued. Returns what hide() does.
+  // times 2^exponent, and P times its slopes before dP is issued. Returns what hide() returns.
   __device__ __forceinline__ unsigned score_serially(ScoreOperand<Config>& weights,
                                                      ScoreOperand<Config>& gradients, Scores& p,
                                                      const StepState& state, const Ring& ring,
@@ -319,7 +319,7 @@ struct BackwardMath {
     issue_q(dq, number - 1, Config::stays ? state.has_before() : number > 0);
     issue_kv(dv, weights, c.shared.dout[0], stage);
     issue_kv(dk, gradients, c.shared.q[0], stage);
-    // The fence waits for pending additions to device memory, so it comes before those of dQ.
+    // The fence waits for pending additions to device memory: it comes before dQ is added.
     ptx::fence_async_shared();
     __syncwarp();
     arrive_warp<Config>(c.shared.ds_full[score_ring.stage]);

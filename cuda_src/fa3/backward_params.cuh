@@ -15,7 +15,7 @@ struct Fa3BackwardParams {
   TensorMap dout_map;
   Tensor dk;
   Tensor dv;
-  Tensor dq;  // with blocks of rows
+  Tensor dq;  // used by blocks of rows, see backward_rows.cuh
   void* row_lse;
   void* delta;
   void* dq_accumulator;
@@ -23,7 +23,7 @@ struct Fa3BackwardParams {
   double scale;
   long long head_group;   // heads whose tiles run together, see tile/schedule.cuh
   long long padded_rows;  // rows of a head in the workspace
-  long long ahead;        // kv tiles from a block's own to the one whose rows' sums it clears
+  long long ahead;        // kv tiles between a block's own and the one whose share it clears
   long long convert_lag;  // kv tiles between a round of blocks and the rows it converts
   Shape shape;            // where keys have parts, heads_kv counts every part of a head
   // Where keys have parts, see backward_parts.cuh. These come last, so that the offsets before them

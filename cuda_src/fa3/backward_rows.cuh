@@ -1,7 +1,7 @@
 // FlashAttention-3 backward, blocks of rows: they compute dQ = scale * the sums and round it while
 // other blocks multiply. A separate kernel (steps/convert_dq.cu) is bound by device memory and
-// leaves the matrix units idle. A few multiprocessors do the same beside the others in less time,
-// and find the fresh sums in L2. bench/NOTES.md has the figures.
+// leaves the matrix units idle. A few multiprocessors do the same work in less time while the
+// others multiply, and find the fresh sums in L2. bench/NOTES.md has the figures.
 //
 // Every kv tile has a share of its head's rows, as in backward_clear.cuh. One block of rows
 // precedes each round of Config::kv_tiles_per_convert_block blocks of tiles. It finishes the shares
@@ -103,7 +103,7 @@ struct UnitToFinish {
         column);
   }
 
-  // Of the `rest` columns, the number that may be stored. store_staged() stores at most 64 columns,
+  // The number of the `rest` columns that may be stored. store_staged() stores at most 64 columns,
   // so only narrower parts need a limit.
   __device__ static int valid_columns(int rest) {
     return columns % 64 == 0 ? rest : min(columns, rest);

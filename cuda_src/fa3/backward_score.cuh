@@ -73,8 +73,8 @@ __device__ __forceinline__ void put_pair(ScoreOperand<Config>& operand, int n, i
   operand.value[n / 2][n % 2 * 2 + group] = pack(typename Config::Storage{}, x, y);
 }
 
-// The same for scores that have slopes: P^T, rounded, and P^T times the slopes, which gives dS. The
-// latter replaces the scores, or is an operand.
+// exponentiate() for scores that have slopes: makes P^T, rounded, and P^T times the slopes, from
+// which dS is made. The latter replaces the scores or goes to an operand.
 template <class Config, int exponent = 0, class Scores, class Sloped>
 __device__ __forceinline__ void exponentiate(const typename Config::Params& params,
                                              const Scores& scores, ScoreOperand<Config>& weights,
@@ -202,9 +202,9 @@ __device__ __forceinline__ void differentiate(ScoreOperand<Config>& gradients, c
   }
 }
 
-// P rounded to the storage type replaces P where the registers have no room for it. P is at most 1,
-// up to the rounding of the log-sum-exp: less than 4 for logits below some 10^7, beyond which no
-// digit of P is right. float16, which has few numbers near 0, holds it multiplied by 2^14.
+// Where the registers have no room for P, P rounded to the storage type replaces it. P is at most 1
+// apart from the rounding of the log-sum-exp. With it P is less than 4 for logits below some 10^7;
+// beyond these no digit of P is right. float16 has few numbers near 0, so P is multiplied by 2^14.
 __device__ constexpr int rounding_exponent(__half) { return 14; }
 __device__ constexpr int rounding_exponent(__nv_bfloat16) { return 0; }
 template <class Storage>
@@ -250,7 +250,7 @@ __device__ __forceinline__ void differentiate_rounded(unsigned (&gradients)[4], 
     const int group = part % 2;
     const float2 offset = *reinterpret_cast<const float2*>(&delta.value[lane.column + 8 * n]);
     const float2 p = unpack(Storage{}, weights.value[i][part]);
-    // `inverse` is a power of two: the result equals the difference times it.
+    // `inverse` is a power of two, so the result is exactly the difference times `inverse`.
     float ds[2] = {p.x * fma(dp.value[0][n][group][0], inverse, -offset.x * inverse),
                    p.y * fma(dp.value[0][n][group][1], inverse, -offset.y * inverse)};
 #pragma unroll
@@ -259,7 +259,7 @@ __device__ __forceinline__ void differentiate_rounded(unsigned (&gradients)[4], 
   }
 }
 
-// The same of a whole q tile.
+// The same for a whole q tile.
 template <class Config, class Scores>
 __device__ __forceinline__ void differentiate_rounded(ScoreOperand<Config>& gradients,
                                                       const ScoreOperand<Config>& weights,

@@ -3,8 +3,8 @@
 //
 // The warpgroup computes one tile of scores after the other. It keeps P rounded, as the operand of
 // dV, and dS only in shared memory, where dK reads it too. dQ of the step before takes the
-// registers of P after dV has read them. Work that one warpgroup cannot overlap runs beside the
-// other one's.
+// registers of P after dV has read them. Work that a warpgroup cannot overlap with its own other
+// work overlaps with that of the other warpgroup.
 #pragma once
 
 #include "backward_math.cuh"
@@ -25,7 +25,7 @@ struct SerialMath {
   __device__ explicit SerialMath(const Math& math) : math(math), c(math.c) {}
 
   // Adds dQ of the step before to the sums. The state only says whether that step has dead queries;
-  // the lane reads again which of its rows they are.
+  // the lane reads again which of its rows are dead.
   __device__ __forceinline__ void add_q(const StepState& state, typename Types::QGradient& dq,
                                         int number) const {
     const QPlace before = math.place_before(state, number + 1);
@@ -85,7 +85,7 @@ struct SerialMath {
                                                 const ScoreOperand<Config>& sloped,
                                                 const StepState& state, const Ring& ring,
                                                 unsigned score_stage, bool edge, bool dead) const {
-    // Recomputed: otherwise the compiler would keep the hidden pairs of P for dP.
+    // The place is recomputed: otherwise the compiler would keep the hidden pairs of P for dP.
     const RowsOfKeys place = math.score_place(state);
     Scores dp;
     wait<Config>(c.shared.dout_full[ring.stage], ring.phase);
@@ -171,8 +171,8 @@ struct SerialMath {
 
     math.issue_kv(dv, weights, c.shared.dout[0], stage);
     ptx::fence_async_shared();
-    // All of the warpgroup's dS is written, for its own dK and for dQ. clear_dead uses the same
-    // barrier; it comes before this one or not at all.
+    // All of the warpgroup's dS is written after this barrier, for its own dK and for dQ.
+    // clear_dead() uses the same barrier, but before this wait or not at all.
     jitter<Config>();
     ptx::named_barrier(static_cast<int>(threadIdx.x) / kWarpgroup, kWarpgroup);
     arrive_warp<Config>(c.shared.ds_full[score_ring.stage]);

@@ -8,11 +8,11 @@
 //          the next head as soon as there is room
 //   math   of every kv tile and q tile: S^T = K Q^T, dP^T = V dO^T, P = exp(S - lse),
 //          dS = P (dP - delta) -> shared memory, dV += P^T dO, dK += dS^T Q;
-//          of every kv tile and pair of q tiles: dQ += dS K (of all keys of the kv tile), of one q
-//          tile in each warpgroup
+//          of every kv tile and pair of q tiles: dQ += dS K (of all keys of the kv tile); each
+//          warpgroup has one q tile of the pair
 //
-// S of a q tile is issued before dV and dK of the one before, and dQ of a pair comes a q tile late,
-// or after dK and dV are stored: the other warpgroup has then written its dS.
+// S of a q tile is issued before dV and dK of the previous q tile. dQ of a pair comes a q tile
+// late, or after dK and dV are stored, because the other warpgroup has written its dS by then.
 //
 // Who waits for whom (see tile/pipeline.cuh):
 //   q_full, dout_full   all warps of math for load, once in a head for each q tile, with the rows'

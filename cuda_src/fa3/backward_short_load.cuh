@@ -29,8 +29,8 @@ __device__ inline void load_keys(const ShortContext<Config>& c, Matrix& matrix,
               ptx::kEvictFirst);
 }
 
-// By one thread: what the first step needs, then the other q tiles, then the other kv tiles. Each
-// q tile is loaded once the head before needs it no more.
+// One thread loads what the first step needs, then the other q tiles, then the other kv tiles. It
+// loads a q tile once all warps have read the tile of the previous head.
 template <class Config>
 __device__ inline void load_head(const ShortContext<Config>& c) {
   auto& shared = c.shared;

@@ -66,7 +66,8 @@ struct ShortMath {
     ptx::wgmma_commit();
   }
 
-  // S^T of a q tile, and dP^T, once both operands have arrived; K and V are there after `first`.
+  // S^T of a q tile, and dP^T, once both operands have arrived. Only the `first` call of a kv tile
+  // waits for K or V.
   __device__ __forceinline__ void issue_s(Scores& s, unsigned q_tile, int step, bool first) const {
     const RingPlace<Config::kv_stages> ring(step);
     if (first) wait<Config>(c.shared.k_full[ring.stage], ring.phase);
@@ -104,8 +105,8 @@ struct ShortMath {
   }
 
   // Clears the rows of dead queries in Q and dO of a q tile, since zeros of P and dS would make NaN
-  // of a NaN there. Each warpgroup does, before its own dV and dK read them. The other one's scores
-  // may be reading them: these are hidden, and both write the same zeros, so no order is needed.
+  // of a NaN there. Each warpgroup does so before its own dV and dK read them. Scores of the other
+  // one that read them meanwhile are hidden, and both write the same zeros, so no order is needed.
   __device__ void clear_dead(unsigned q_tile) const {
     const QueryNumbers<Config>& lse = c.shared.lse[q_tile];
     clear_dead_queries<Config>(c.shared.q[q_tile], lse);
@@ -126,7 +127,8 @@ struct ShortMath {
     exponentiate<Config>(c.params, p, c.shared.lse[q_tile], score_place(q_tile, tile), factor);
   }
 
-  // P and dP -> P and dS, rounded. The rounded numbers are masked: they take half of the registers.
+  // P and dP -> P and dS, rounded. The mask is applied to the rounded numbers, which take half as
+  // many registers.
   __device__ __forceinline__ void differentiate_tile(Operand& weights, Operand& gradients,
                                                      const Scores& p, Scores& dp, unsigned q_tile,
                                                      int tile) const {
@@ -155,9 +157,9 @@ struct ShortMath {
     arrive_warp<Config>(c.shared.ds_full[q_tile / tiles_of_pair]);
   }
 
-  // A kv tile that all q tiles see some key of. S of a q tile is issued before the other products
-  // of the one before, so that its exponentials run beside them. Calls `end(i)` when q tile i is
-  // done.
+  // A kv tile of which every q tile sees some key. S of a q tile is issued before the other
+  // products of the previous q tile, so that exponentials run beside these products. Calls `end(i)`
+  // when q tile i is done.
   template <class End>
   __device__ __forceinline__ void whole_tile(QGradient (&dq)[pairs], KGradient& dk, VGradient& dv,
                                              int tile, int step, End end) const {
@@ -202,7 +204,7 @@ struct ShortMath {
     }
   }
 
-  // The same where some q tiles see no key, or do not exist.
+  // The same for a kv tile of which some q tiles see no key, or with q tiles that do not exist.
   template <class End>
   __device__ __forceinline__ void partial_tile(QGradient (&dq)[pairs], KGradient& dk, VGradient& dv,
                                                int tile, int step, End end) const {
@@ -226,18 +228,18 @@ struct ShortMath {
     }
   }
 
-  // dQ of a pair alone.
+  // dQ of a pair, with no other product at the same time.
   __device__ __forceinline__ void multiply_q(QGradient& dq, unsigned pair, int step) const {
     issue_q(dq, pair, step);
     ptx::wgmma_wait<0>();
     end_q(dq, pair);
   }
 
-  // After the last kv tile: load may overwrite the q tile. Returns this lane's dead rows of dQ: bit
-  // 8-row group, 0 for a tile of the other warpgroup.
+  // After the last kv tile: load may overwrite the q tile. Returns this lane's dead rows of dQ, one
+  // bit for each of its two rows; 0 for a tile whose dQ the other warpgroup computes.
   __device__ unsigned release_queries(int q_tile) const {
     if (q_tile >= c.q_tiles()) return 0;
-    wait<Config>(c.shared.q_full[q_tile], c.phase());  // it may be hidden from all
+    wait<Config>(c.shared.q_full[q_tile], c.phase());  // maybe no step has waited for it
     wait<Config>(c.shared.dout_full[q_tile], c.phase());
     const int row = warp_row() + LanePosition().row;
     const QueryNumbers<Config>& lse = c.shared.lse[q_tile];
@@ -343,7 +345,7 @@ __device__ __forceinline__ void multiply_head(const ShortContext<Config>& c, int
     math.store_kv(dv, c.params.dv, shape.head_dim_v, tile, 1.0f);
     math.store_kv(dk, c.params.dk, shape.head_dim, tile, static_cast<float>(c.params.scale));
     if (tile >= c.seen_tiles()) continue;
-    // So late the other warpgroup has written its dS.
+    // By now the other warpgroup has written its dS.
     if (!c.template is_hidden<Types::tiles_of_pair>(last * Types::tiles_of_pair, tile)) {
       math.multiply_q(dq[last], last, step);
     }

@@ -6,7 +6,7 @@
 namespace cuflash::fa3 {
 
 // Scores are keys x queries, as in BackwardTypes: each of the two warpgroups has 64 keys of a kv
-// tile. Two q tiles are a pair. Of a pair each warpgroup computes dQ of one tile, so dS of a pair
+// tile. Two q tiles are a pair. Each warpgroup computes dQ of one tile of a pair, so dS of a pair
 // passes through shared memory.
 template <class Config>
 struct ShortTypes : BackwardTypes<Config> {
@@ -50,7 +50,7 @@ struct ShortContext {
   const typename Config::Params& params;
   ShortStorage<Config>& shared;
   const Sequence seq;
-  const int head;  // of queries and of keys
+  const int head;  // the query head, and its kv head: they have the same number
   const int round;
 
   // The phase of the barriers of Q and dO.

@@ -25,7 +25,7 @@ constexpr int kWarpgroup = 128;  // threads
 constexpr int kKeysOfWarpgroup = 64;
 constexpr int kRowsOfProduct = 64;  // rows that a warpgroup multiplies at once
 constexpr int kTurnStages = 2;      // stages of the turns to add to dQ
-constexpr int kNotes = 4;           // notes of steps; a step reads the one before until it ends
+constexpr int kNotes = 4;           // notes of steps; a step reads the previous step's note too
 
 // Scores are keys x queries. Every math warpgroup has 64 keys of the kv tile, and every warp has 16
 // of them: P, dS, dK and dV of these keys are in its registers, P and dS as left operands of dV and
@@ -46,7 +46,7 @@ struct BackwardTypes {
   static constexpr int threads = kWarpgroup * (warpgroups + 1);
   static constexpr bool q_parted_by_rows = Config::block_q == warpgroups * kRowsOfProduct;
   static constexpr int gradient_warps = keys_shared ? 4 : math_warps;  // warps that make dS
-  // Columns of dQ: those of the first warpgroup. The other one's begin after them.
+  // The columns of dQ that the first warpgroup computes; the other one's begin after them.
   static constexpr int q_columns = q_parted_by_rows ? Config::head_dim
                                    : keys_shared    ? 2 * kPanelColumns
                                                     : Config::head_dim / warpgroups;
@@ -309,15 +309,15 @@ __device__ inline BackwardContext<Config> context_of(const typename Config::Para
 // A warp's state in the steps.
 struct StepState {
   QPlace place;          // of the step; dQ of the one before is under way
-  unsigned dead_before;  // bit 8-row group: this lane's row of that dQ has a dead query
+  unsigned dead_before;  // a bit for each of this lane's two rows of that dQ: its query is dead
   ShownPairs shown;      // of the step, by an array of bits, if there is one
 
-  // `dead_before` ahead of a tile's first step, where blocks stay: that step's number need not be
-  // 0.
+  // Where blocks stay: the value of `dead_before` before the first step of a tile. The number of
+  // this step need not be 0.
   static constexpr unsigned first_step = 0x80000000u;
   __device__ explicit StepState(const QPlace& first, bool stays)
       : place(first), dead_before(stays ? first_step : 0) {}
-  // Whether a step of this tile precedes, where blocks stay.
+  // Where blocks stay: whether an earlier step of this tile has been done.
   __device__ bool has_before() const { return dead_before != first_step; }
 };
 

@@ -14,8 +14,9 @@
 
 namespace cuflash::fa3 {
 
-// The buffers of P use the staging of the results: stage 0 that of the value role's warps, stage 1
-// that of the key role's. Where scores have slopes, P times the slopes passes.
+// The buffers of P lie in the staging of the results: stage 0 in the staging of the value role's
+// warps, stage 1 in that of the key role's warps. Where scores have slopes, the buffers hold P
+// times the slopes.
 template <class Config>
 __device__ inline uint4* passed_weights(BackwardStorage<Config>& shared, unsigned stage) {
   static_assert(4 * Config::score_stages <= BackwardTypes<Config>::math_warps &&
@@ -94,7 +95,7 @@ struct WideMath {
     end_step<Config>(Ring(number).stage);
   }
 
-  // Removes the dropped weights, and marks them by a negative sign of the passed ones.
+  // Clears the dropped weights, and marks them in `passed` by a negative sign.
   __device__ __forceinline__ void drop(ScoreOperand<Config>& weights, ScoreOperand<Config>& passed,
                                        const RowsOfKeys& place) const {
     const StepDraws<Config> draws(c.params, place);
@@ -222,8 +223,8 @@ struct WideMath {
 
     math.issue_q(dq, number - 1, number > 0);
     math.issue_kv(dk, gradients, c.shared.q[0], stage);
-    // The fence waits for additions to device memory that are under way, so it comes before those
-    // of dQ.
+    // The fence waits for additions to device memory that are under way, so it comes before dQ is
+    // added.
     ptx::fence_async_shared();
     __syncwarp();
     arrive_warp<Config>(c.shared.ds_full[score_ring.stage]);

@@ -1,9 +1,9 @@
 // FlashAttention-3 forward: online softmax of a warp's 16 rows.
 //
 // A row's reference need not be its maximum: output and sum are relative to the same reference, and
-// the final division cancels it exactly. FlashAttention-4 raises it only when the maximum has risen
-// far enough. Here even the maximum is computed only if the sum of a row's weights is too large:
-// one comparison for each row replaces one for each score.
+// the final division cancels it exactly. FlashAttention-4 raises a reference only when the maximum
+// has risen far enough. Here even the maximum is computed only if the sum of a row's weights is too
+// large: one comparison for each row replaces one for each score.
 #pragma once
 
 #include "forward_types.cuh"

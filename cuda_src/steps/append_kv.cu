@@ -120,7 +120,8 @@ __device__ inline int tokens_of_no_page(const Params& params, int entry, int lan
   return lost;
 }
 
-// A warp counts the tokens of an entry that do not fit, and the entry's length with those that do.
+// A warp counts the tokens of an entry that do not fit, and computes the length of the entry with
+// the tokens that fit.
 template <class Config>
 __device__ inline void count_tokens(const typename Config::Params& params, int entry) {
   const int lane = static_cast<int>(threadIdx.x) % 32;

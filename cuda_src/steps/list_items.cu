@@ -20,7 +20,7 @@ struct ListStorage {
   int of_warp[warps];   // the largest offset that each warp holds
 };
 
-// The largest x of this lane and those before it.
+// The largest x of this lane and the lanes before it.
 __device__ inline int largest_so_far(int x) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
 #pragma unroll

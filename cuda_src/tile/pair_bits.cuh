@@ -37,7 +37,7 @@ struct HiddenPairs {
   const PairBits* pairs;
   int array;
 
-  // The row of tiles in an array of `rows` such rows of `words` words each.
+  // Row `row` of the tiles. An array has `rows` rows of tiles, each of `words` words.
   __device__ TileRow tile_row(int row, int rows, int words) const {
     return {tiles + (static_cast<long long>(array) * rows + row) * words};
   }

@@ -174,8 +174,8 @@ struct TensorCoreProducts {
         {a.tile, a.depth0 + lane % 8 + lane / 16 * 8, a.row0 / 8 + lane / 8 % 2}};
   }
 
-  // Right, whose rows are columns of the result: matrices 0 and 1 are depths 0-7 and 8-15 of the
-  // first eight, matrices 2 and 3 of the other eight.
+  // Right: its rows are columns of the result. Matrices 0 and 1 are depths 0-7 and 8-15 of the
+  // first eight columns, matrices 2 and 3 those depths of the other eight.
   template <class Tile, class Offset>
   __device__ static auto right_of(const RowsByDepth<Tile, Offset>& b, int lane) {
     return Fragments<ChunksOf<Tile, Offset>, false>{

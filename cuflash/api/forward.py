@@ -156,8 +156,8 @@ def attention(
         ALiBi: ``alibi_slopes[h] * abs(i + q_offset - j)`` is subtracted from a
         score, after the softcap and before the mask, but not from sinks. float32
         (float64 for float64), finite, of either sign. ``q_offset`` must be from
-        -(2^30 - 2^12) to 2^30 - 2^12. Except for float64, ``softcap`` (without a
-        softcap ``scale``) must be from 2^-60 to 2^60.
+        -(2^30 - 2^12) to 2^30 - 2^12. Except for float64, ``softcap``, or ``scale`` if
+        there is no softcap, must be from 2^-60 to 2^60.
     bias : array, broadcasts against (batch, heads_q, seqlen_q, seqlen_kv), optional
         Numbers that are added to the scores, after the softcap and before the
         mask. Each axis may be 1, the first ones may be left out, and strides

@@ -142,7 +142,7 @@ def _check_matrix(name: str, specs: _Specs, float8: bool) -> None:
         raise ArgumentValueError(name, f"shape {spec.shape}", axes)
     if name.endswith("_cache") and not _has_whole_rows(spec):
         got = f"strides of {spec.strides} elements at an address of {spec.offset} modulo 16"
-        raise ArgumentValueError(name, got, "whole elements, those of the last axis neighbours")
+        raise ArgumentValueError(name, got, "whole elements, adjacent along the last axis")
 
 
 def _has_whole_rows(spec: TensorSpec) -> bool:

@@ -155,7 +155,7 @@ def ready_append(
     Parameters
     ----------
     specs
-        By argument name, with the results of an append: ``lengths_after``,
+        Arrays by argument name, and the results of an append: ``lengths_after``,
         ``q_rotated``. ``q`` is absent if queries are not rotated.
     sizes, interleaved, advance, device
         As for :func:`append`.

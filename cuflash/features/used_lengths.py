@@ -17,7 +17,7 @@ from .use import Use
 
 __all__ = ["NAMES", "USED_LENGTHS"]
 
-#: Arrays, in the order of the queries and the keys.
+#: The arrays: lengths of queries, then lengths of keys.
 NAMES = "seqused_q", "seqused_kv"
 
 _DEVICE = DevicePart(

@@ -1,7 +1,7 @@
 """Lengths: every batch entry, or sequence, is a separate problem over its own rows.
 
-Its arrays are views of these rows, so other rows are never read. Arrays of all pairs stay whole,
-and pairs keep their positions in them.
+The arrays of such a problem are views of its rows, so other rows are never read. Arrays of all
+pairs stay whole, and pairs keep their positions in them.
 """
 
 from __future__ import annotations

@@ -224,7 +224,7 @@ FEATURED: dict[Algorithm, list[tuple[DTypeName, int, int, MaskKind, bool, str]]]
 }
 
 
-#: In packed rows, including those after the last sequence.
+#: The number of packed sequences, counting the rows after the last one as a sequence.
 _SEQUENCES = 4
 
 #: Features without arrays.
@@ -260,7 +260,7 @@ def featured_problems(plain: AttentionProblem, algorithm: Algorithm) -> Iterator
         )
         of = replace(of, operation="backward", deterministic=deterministic, wrt=wrt)
         yield with_features(of, keywords, operands)
-    for width in (64, 128) if algorithm == "fa3" else ():  # for a narrow window
+    for width in (64, 128) if algorithm == "fa3" else ():  # a narrow window
         of = replace(plain, head_dim=width, head_dim_v=width, mask="band", q_first=-127)
         of = with_features(replace(of, storage="bfloat16", output="bfloat16"), {}, {})
         yield of

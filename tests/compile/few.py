@@ -1,4 +1,4 @@
-"""Backward passes of few queries, by the tile that a block keeps them in."""
+"""Backward passes of few queries with the tile whose blocks keep all queries."""
 
 from __future__ import annotations
 

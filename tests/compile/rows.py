@@ -52,7 +52,7 @@ SPILLS = {
     "sm_90-fa3-backward-bfloat16-d64-causal-bias-bfloat16-bfloat16-1-1-128x128": 52,
     "sm_90-fa3-backward-float16-d64-band-bias-float16-float16-0-0-128x128-converts32": 112,
     "sm_90-fa3-forward-bfloat16-d128-causal-bias-float32-bfloat16-1-1-192x80": 8,
-    # With a mask the load role spills, which walks along lists, except with a bias or ordered sums.
+    # With a mask the load role, which walks along lists, spills if there is no bias or order.
     "sm_90-fa3-backward-bfloat16-d128-causal-bias-float32-bfloat16-0-1"
     "-mask-bfloat16-1-1-64x128": 84,
     "sm_90-fa3-backward-bfloat16-d128-causal-mask-bfloat16-1-1-64x128-ordered": 152,
@@ -187,7 +187,7 @@ def _few() -> AttentionProblem:
 
 
 def rare_rows(architecture: str) -> dict[str, KernelConfig]:
-    """The same for rare calls."""
+    """Configurations of rare calls, with names as in ``rows``."""
     older = _named(architecture, _rare_problems(), _OLDER)
     return _both(older, _named(architecture, _rare_fa3_problems(), ("fa3",)))
 
@@ -223,7 +223,7 @@ def _named(
     problems: Iterator[AttentionProblem] | Iterator[SplitCall],
     algorithms: tuple[Algorithm, ...],
 ) -> dict[str, KernelConfig]:
-    """Named problems for some algorithms, or for calls that name their own."""
+    """Kernels by name: of problems under each algorithm, or of calls that name their own."""
     found: dict[KernelConfig, str] = {}
     for one in problems:
         calls = (one,) if isinstance(one, SplitCall) else (SplitCall(one, a) for a in algorithms)

@@ -1,4 +1,4 @@
-"""Backward passes of short heads, by the tile whose blocks keep their queries."""
+"""Backward passes of short heads with the tile whose blocks keep all queries of a head."""
 
 from __future__ import annotations
 

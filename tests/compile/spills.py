@@ -1,14 +1,14 @@
-"""Kernels of FlashAttention-3 with a block mask or a text that spill, and the bytes.
+"""The bytes that kernels with a block mask, a function of scores or lengths spill.
 
-The larger number of two compilers.
+Each number is the larger one of two compilers.
 """
 
 from __future__ import annotations
 
 __all__ = ["BLOCK_MASK_SPILLS", "LENGTHS_SPILLS", "TEXT_SPILLS"]
 
-#: With a block mask: the load role of a backward pass spills, which walks along lists; a forward
-#: pass spills beside a staged bias.
+#: With a block mask. Backward passes spill in the load role, which walks along lists; forward
+#: passes spill if the call also has a staged bias.
 BLOCK_MASK_SPILLS = {
     "sm_90-fa3-backward-bfloat16-d128-causal-block_mask-128-128-dropout-64x128": 40,
     "sm_90-fa3-backward-bfloat16-d128-causal-block_mask-64-64-64x128": 160,
@@ -28,7 +28,8 @@ BLOCK_MASK_SPILLS = {
     "-192x128": 142,
 }
 
-#: With a function of scores: a table forward, and beside features that need registers too.
+#: With a function of scores: forward passes if it reads a table, and backward passes if another
+#: feature or the widths need registers too.
 TEXT_SPILLS = {
     "sm_90-fa3-backward-bfloat16-d128-causal-score_mod-bfloat16-28b03568-alibi-bfloat16-1"
     "-64x128": 120,

@@ -31,7 +31,7 @@ def _alone() -> Any:
 
 @pytest.mark.parametrize("case", _CASES, ids=str)
 def test_the_same_bits_beside_copies(cp: Any, hog: Hog, case: Case) -> None:
-    """Of dK and dV, and of a dQ that one block adds up; all right every time."""
+    """dK and dV have the same bits, and so has a dQ that one block adds up. All are right."""
     gradients = Gradients(cp, case, ordered=True)
     main = gradients.prepare().plan.launches[1]
     assert main.config.kernel == "backward_few"

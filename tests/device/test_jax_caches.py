@@ -87,7 +87,7 @@ def test_tokens_that_do_not_fit_are_counted_and_nothing_else_is_written(jax: Any
 def test_a_loop_of_tokens_does_what_calls_of_the_library_do(
     cp: Any, jax: Any, algorithm: Any
 ) -> None:
-    """The same bits, with donated caches that are updated in place."""
+    """The bits are the same; donated caches are updated in place."""
     from cuflash.jax import attention_with_kvcache
 
     skip_without(algorithm)

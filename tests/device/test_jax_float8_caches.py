@@ -74,7 +74,7 @@ def test_every_result_is_that_of_the_reference(jax: Any, case: CacheCase) -> Non
 
 
 def test_a_loop_of_tokens_does_what_calls_of_the_library_do(cp: Any, jax: Any) -> None:
-    """Bit for bit, over donated caches that stay where they are and are not copied."""
+    """The bits are the same; donated caches stay where they are and are not copied."""
     from cuflash.jax import attention_with_kvcache
 
     skip_without("fa3")
@@ -116,7 +116,7 @@ def test_a_loop_of_tokens_does_what_calls_of_the_library_do(cp: Any, jax: Any) -
 
 
 def test_scales_are_read_as_the_computation_runs(cp: Any, jax: Any) -> None:
-    """One computation, other scales, of every shape that they may have."""
+    """One computation takes other scales, of every shape that scales may have."""
     from cuflash.jax import attention_with_kvcache
 
     skip_without("fa3")

@@ -95,7 +95,7 @@ def test_strided_gradients(dims: tuple[int, int]) -> None:
 def test_many_tiles_have_the_same_bits_again_and_with_jitter(
     cp: Any, dims: tuple[int, int], causal: bool
 ) -> None:
-    """There are enough tiles that blocks clear sums; deterministic, dq has the same bits too."""
+    """There are enough tiles that blocks clear sums; a deterministic dq has the same bits too."""
     with parts_forced(4):
         case = Case(9, 8, 2, 300, 777, *dims, "bfloat16", causal=causal, seed=1)
         for ordered in (False, True):

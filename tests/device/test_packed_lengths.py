@@ -59,7 +59,7 @@ def test_against_the_reference(cp: Any, row: Row) -> None:
 
 @_of_algorithms
 def test_a_sequence_has_the_bits_of_its_own_call(cp: Any, algorithm: Any) -> None:
-    """In the same tiles, with sums in one order; other sequences make no difference."""
+    """Both calls have the same tiles and sum in one order; other sequences change nothing."""
     row = Row(algorithm, "float16", options={"causal": True}, deterministic=True, heads=(2, 2))
     row = replace(row, sequences=((300, 300), (70, 190), (1, 40), (513, 600)))
     _, call, dout = _call(cp, row)
@@ -145,7 +145,7 @@ def test_a_graph_sees_other_sequences(cp: Any, algorithm: Any) -> None:
 
 @_of_algorithms
 def test_many_sequences_of_any_lengths(cp: Any, algorithm: Any) -> None:
-    """More than a thousand, which the kernel of the begins handles in several rounds."""
+    """There are over a thousand sequences, so the kernel lists their begins in several rounds."""
     random = np.random.default_rng(3)
     lengths = random.integers(0, 4, (1500, 2)) * random.integers(0, 2, (1500, 1))
     row = Row(algorithm, "float16", sequences=tuple(map(tuple, lengths.tolist())))

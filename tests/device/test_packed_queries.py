@@ -15,7 +15,7 @@ from ..kit.caches import Built, CacheCase, check_close, same_bits
 from ..kit.packed_queries import PackedCase, build_packed, packed_cases
 from .common import skip_without
 
-#: Entries without queries or keys, with fewer keys than queries, and of one and 300 queries.
+#: Entries without queries or keys, with fewer keys than queries, and with one or 300 queries.
 _CASE = CacheCase(
     "float16", lengths=(900, 0, 7, 1024, 600, 1), slots=1024, new=None, heads=(8, 2),
     dims=(128, 128), options=(("causal", True),),
@@ -78,7 +78,7 @@ def test_drawn_problems(cp: Any) -> None:
 
 @pytest.mark.parametrize("most", [8, 300])
 def test_a_row_has_the_same_bits_in_a_batch_of_any_size(cp: Any, most: int) -> None:
-    """Of many entries, of few, and without packing."""
+    """The batch has many entries, or few, or is not packed."""
     counts = tuple(1 + b % most for b in range(40))
     case = replace(_CASE, lengths=tuple(20 * b for b in range(40)))
     built = build_packed(case, counts, 3)
@@ -93,7 +93,7 @@ def test_a_row_has_the_same_bits_in_a_batch_of_any_size(cp: Any, most: int) -> N
 
 
 def test_a_graph_reads_offsets_when_it_runs(cp: Any) -> None:
-    """Captured with other offsets and lengths than it is replayed with."""
+    """The graph is replayed with other offsets and lengths than it was captured with."""
     first = build_packed(replace(_NEW, counts=True), (60,) * 5 + (15,), 0)
     stream = cp.cuda.Stream(non_blocking=True)
     with stream:

@@ -100,7 +100,7 @@ def test_repeated_calls_are_bit_equal(
 def test_a_graph_of_repeated_calls_replays_bit_equal(
     cp: Any, operation: str, algorithm: str, own: bool
 ) -> None:
-    """With the caller's memory, and with memory that the graph keeps."""
+    """Results lie in the caller's memory, or in memory that the graph keeps."""
     passes = Passes(cp, operation, algorithm)
     memory = passes.destinations() if own else {}
     passes(0, **memory)

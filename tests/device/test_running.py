@@ -20,8 +20,8 @@ from .common import same_gradients, skip_without
 def test_fifty_lengths_compile_once(
     cp: Any, problem: dict[str, Any], algorithm: str, more: int
 ) -> None:
-    """Except for smaller tiles of FlashAttention-2 at a few lengths, and for one query, whose
-    group is packed.
+    """Two exceptions: FlashAttention-2 has smaller tiles at a few lengths, and the group of one
+    query is packed.
     """
     skip_without(algorithm)
     cuflash.attention(**problem, algorithm=algorithm)

@@ -32,7 +32,7 @@ def _alone() -> Any:
 
 @pytest.mark.parametrize("case", _CASES, ids=str)
 def test_the_same_bits_beside_copies(cp: Any, hog: Hog, case: Case) -> None:
-    """Of all three gradients, and all right every time."""
+    """All three gradients have the same bits, and are right every time."""
     gradients = Gradients(cp, case, ordered=True)
     main = gradients.prepare().plan.launches[1]
     assert main.config.kernel == "backward_short"

@@ -33,7 +33,7 @@ def test_against_float64(cp: Any, row: Row) -> None:
 @pytest.mark.parametrize("algorithm", ["fa2", "fa3"])
 @pytest.mark.parametrize("width", [64, 128])
 def test_a_row_has_the_same_bits_in_any_batch(cp: Any, algorithm: str, width: int) -> None:
-    """With given tile and chunk, for one query and a few, with and without packed groups."""
+    """Tile and chunk are given; there is one query, or a few, with packed groups and without."""
     skip_without(algorithm)
     for heads, queries in (((8, 2), 1), ((8, 2), 7), ((2, 2), 200)):
         case = Case(40, *heads, queries, 3000, width, width, "bfloat16", seed=5)
@@ -103,7 +103,7 @@ def test_a_captured_graph_has_the_bits_of_the_call(cp: Any) -> None:
 
 
 def test_what_the_planner_takes_is_right(cp: Any) -> None:
-    """The decoding steps and the few tiles with which the planner was timed, against float64."""
+    """Decoding steps and small grids, with which the planner was timed, agree with float64."""
     for heads, lengths, width, causal in (
         ((32, 8), (1, 16384), 128, False),
         ((64, 8), (1, 1024), 128, False),

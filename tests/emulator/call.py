@@ -25,7 +25,7 @@ QKV = ("q", "k", "v")
 class Kernels:
     """The compiled kernels: one for each pass, for two alignments and two types of output."""
 
-    days_of_turn: ClassVar[int] = 6  # within which a whole run covers it
+    days_of_turn: ClassVar[int] = 6  # every kernel has its turn within so many days
     algorithm: str
     dtype: str
     dims: tuple[int, int]
@@ -36,17 +36,17 @@ class Kernels:
     deterministic: bool = False
     steps: tuple[int, ...] = (16, 64)  # lengths are near multiples of these
     parted: bool = False  # also kernels with several blocks for a kv tile
-    kept: int = 0  # the most queries, which a block keeps backward: 128, or 256 of short heads
+    kept: int = 0  # the most queries, if a backward block keeps all: 128, or 256 of short heads
     plain: bool = False  # one alignment and one type of output
     forward_row: ForwardRow | None = None  # the forward pass's table has only this row
     window: str = ""  # "left" or "band": the bounds that most cases have
     sinks: str = ""  # their dtype; empty for none
     softcap: bool = False
-    alibi: str = ""  # "heads" or "batch": each of these has its own slope
-    bias: str = ""  # its last two axes, "q" or 1 and "k" or 1; after ":" its dtype
+    alibi: str = ""  # slopes "heads" (one a head) or "batch" (also by batch entry)
+    bias: str = ""  # its last two axes ("q" or 1, then "k" or 1), and after ":" its dtype
     mask: str = ""  # the last two axes of a boolean mask
     dropout: bool = False
-    written: bool = False  # the soft cap, slopes, bias and mask, as a function of scores
+    written: bool = False  # soft cap, slopes, bias and mask are one function of scores
 
     @property
     def mapped(self) -> str:
@@ -57,7 +57,7 @@ class Kernels:
 
     @property
     def groups(self) -> tuple[int, ...]:
-        """Query heads for a head of keys."""
+        """Numbers of query heads for each kv head."""
         return (1,) if self.kept else (1, 2, 4, 3)
 
     def queries(self, length: int) -> int:
@@ -105,8 +105,8 @@ class Call:
     turns
         The number of repetitions, with arrays at other places and on other streams.
     shift
-        Added to every score, through the first column of q and k. If a kernel takes a score for 0,
-        its distance from the log-sum-exp is then beyond float32's exponentials.
+        Added to every score, through the first column of q and k. If a kernel computes 0 for a
+        score, the distance of this 0 from the log-sum-exp is beyond float32's exponentials.
     dead
         Queries whose scores are all minus infinity, and whose gradients are infinite.
     wrt
@@ -158,12 +158,13 @@ class Call:
     def inputs(self) -> dict[str, np.ndarray]:
         """The inputs of both passes."""
         x = arrays(self.case, "q", "k", "v", "dout", "dlse")
-        if self.dead:  # rows of zeros add nothing to gradients, as dead rows do
+        if self.dead:  # like dead rows, rows of zeros add nothing to gradients
             x["k"][..., 0] = 1 + np.abs(x["k"][..., 0])
             for name in ("q", "dout", "dlse"):
                 self.case.heads_first(name, x[name])[:, :, self.dead] = 0
         elif self.shift:
-            # q has the larger number: dS sums to 0 over the keys, but the errors of dS do not.
+            # q has the larger number, since dq is dS times k: over the keys dS sums to 0, but its
+            # errors do not.
             x["q"][..., 0] = self.shift / (8 * self.case.factor)
             x["k"][..., 0] = 8
         if not self.with_dlse:

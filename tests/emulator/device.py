@@ -114,7 +114,7 @@ class EmulatedRunner:
 
     architecture: str = "90"
     algorithm: str = "fa1"
-    blocks: tuple[int, int] | None = None  # for fa3 only the forward pass's
+    blocks: tuple[int, int] | None = None  # for fa3 only in the forward pass
     deterministic: bool = False
     num_sms: int | None = None  # replaces the device's
     forward_row: ForwardRow | None = None  # the table of 16-bit forward tiles has only this row

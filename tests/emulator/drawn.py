@@ -26,7 +26,7 @@ _DROPOUTS = ("0.1", "0.5:2", "0.25:4", "0.9", "0.00003:4", "0.99992:2")
 
 
 def _lengths(steps: tuple[int, ...], longest: int) -> st.SearchStrategy[int]:
-    """Lengths at and beside multiples of the steps; one, two and sometimes none."""
+    """Lengths near multiples of the steps; also one, two and sometimes 0."""
     near = st.builds(
         lambda step, times, beside: min(step * times, longest // step * step) + beside,
         st.sampled_from(steps),
@@ -94,7 +94,7 @@ def _of_pairs(axes: str, hidden: str) -> st.SearchStrategy[str]:
 
 
 def _offsets(kernels: Kernels, seqlen_q: int, seqlen_kv: int) -> st.SearchStrategy[int | None]:
-    """Offsets; some leave a single row of a tile alive, or kill a single one."""
+    """Offsets; with some a tile has a single live row, or a single dead one."""
     near = st.builds(
         lambda step, times, beside: step * times + beside,
         st.sampled_from(kernels.steps),

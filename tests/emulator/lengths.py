@@ -30,7 +30,7 @@ _DROPPED = {"dropout_p": 0.3, "dropout_seed": 7}
 class Kernels:
     """The compiled kernels of a row of the kit; tests draw its lengths."""
 
-    days_of_turn: ClassVar[int] = 7  # within which a whole run covers it
+    days_of_turn: ClassVar[int] = 7  # every row has its turn once in so many days
     row: Packed | Used
     blocks: tuple[int, int] | None = None
     num_sms: int | None = None  # any problem fills a single one
@@ -66,7 +66,7 @@ class Lengths:
     last_first: bool
     spoilt: int  # a sequence whose inputs are all NaN; negative for none
     with_dlse: bool
-    none: int = -1  # the used length that stands for no rows
+    none: int = -1  # the used length of an entry without rows: 0 or negative
 
 
 _WIDE = (64, 128)

@@ -40,7 +40,7 @@ _ALONE = {name: Strides(absurd=True) for name in ("q", "k", "v", "dout")}
 class Row:
     """One configuration of each pass."""
 
-    days_of_turn: ClassVar[int] = 4  # within which a whole run covers it
+    days_of_turn: ClassVar[int] = 4  # every row has its turn once in so many days
     algorithm: str
     architecture: str
     dtype: str
@@ -54,7 +54,7 @@ class Row:
     window: str = ""  # "left" or "band": the bounds that the keys of a query have
     sinks: str = ""  # their dtype; empty for none
     softcap: float | None = None
-    alibi: str = ""  # these four are those of ``Case``
+    alibi: str = ""  # these four have the form that ``Case`` gives them
     bias: str = ""
     mask: str = ""
     dropout: str = ""

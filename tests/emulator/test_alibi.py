@@ -70,7 +70,7 @@ def test_references_rise(row: Row, slope: float) -> None:
 
 @pytest.mark.parametrize("row", params(*ALIBI))
 def test_slopes_of_zero_change_nothing(row: Row) -> None:
-    """Except for the order of roundings where a feature changes how weights are computed."""
+    """Slopes of zero change results only where the feature changes the order of roundings."""
     case = row.cases()[0]
     x = _inputs(case)
     none = np.zeros(case.shape("alibi_slopes"), case.statistics)
@@ -83,7 +83,7 @@ def test_slopes_of_zero_change_nothing(row: Row) -> None:
 
 @pytest.mark.parametrize("row", params(*ALIBI))
 def test_the_gradient_of_slopes_is_the_same_every_time(row: Row) -> None:
-    """Leaving it out of ``wrt`` changes no other gradient that is summed in order."""
+    """Without slopes in ``wrt``, other gradients that are summed in order do not change."""
     case = row.cases()[0]
     x = _inputs(case)
     first, second = (_results(row, case, x)["dalibi_slopes"] for _ in range(2))

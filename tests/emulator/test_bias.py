@@ -90,7 +90,7 @@ def test_every_way_to_broadcast(row: Row) -> None:
 
 @_rows("fa1 bhqk", "fa2 bh1k", "fa2 11qk:float32", "fa3 1hqk", "fa3 b11k:float32")
 def test_a_bias_of_zero_changes_nothing(row: Row) -> None:
-    """Except for the order of roundings where a feature changes how weights are computed."""
+    """A bias of zero changes results only where the feature changes the order of roundings."""
     case = row.cases()[0]
     x = _inputs(case)
     none = np.zeros(case.shape("bias"), case.dtype_of("bias"))

@@ -17,7 +17,7 @@ from .test_append_kv import on_device
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="there is no g++ to compile with")
 
-#: Positions from the first one, across the fourth, after it, and before all.
+#: Positions that begin at the first angle, across the fourth, after it, or before the first.
 _CASE = CacheCase(
     lengths=(3, 2, 7, 1, 0), positions=(0, 2, 4, -1, 0), new=3, queries=3, counts=True,
     options=(("causal", True),),

@@ -31,7 +31,7 @@ _CASES = {
 @pytest.mark.parametrize("num_sms", [1, 5])
 @pytest.mark.parametrize("name", _CASES)
 def test_against_float64(name: str, num_sms: int) -> None:
-    """With one block for a head, and with several."""
+    """A head has one block, or several."""
     case = _CASES[name]
     x = arrays(case, "q", "k", "v", "dout", "dlse")
     runner = EmulatedRunner("90", "fa3", num_sms=num_sms)
@@ -61,7 +61,7 @@ def test_what_is_not_finite_comes_out_of_what_sees_it(place: float) -> None:
 
 @pytest.mark.parametrize("spoiled_name", ["q", "dout", "k", "v"])
 def test_dead_queries_leave_no_trace(spoiled_name: str) -> None:
-    """Their dq is 0, whatever their rows or a key that others see hold; dk and dv are the same."""
+    """Whatever dead rows, or a key that others see, hold: their dq is 0, and dk and dv stay."""
     case = Case(1, 2, 2, 100, 300, 64, 64, "bfloat16", causal=True, q_offset=-20, seed=2)
     x = arrays(case, "q", "k", "v", "dout", "dlse")
     runner = EmulatedRunner("90", "fa3", num_sms=1)

@@ -53,7 +53,7 @@ def test_checks(row: Row) -> None:
 
 @pytest.mark.parametrize("row", params(*MASKED))
 def test_a_mask_that_hides_nothing_changes_nothing(row: Row) -> None:
-    """Except for the order of roundings where a feature changes how weights are computed."""
+    """Such a mask changes results only where the feature changes the order of roundings."""
     case = replace(row.cases()[0], bias="")
     x = arrays(case, "q", "k", "v", "dout", "dlse")
     truth = judge(replace(case, mask=""), x)

@@ -27,7 +27,7 @@ _SHOWN = [
 @pytest.mark.parametrize("row", params(*_SHOWN))
 @pytest.mark.parametrize(
     "place", [0.1, 0.6]
-)  # keys that are seen; hidden ones may reach their tile
+)  # keys that are seen; a hidden key may reach results of its tile
 def test_who_sees_it(row: Row, place: float) -> None:
     wide = row.algorithm == "fa3" or row.filled
     lengths = (150, 200) if wide else (70, 100)

@@ -36,7 +36,7 @@ def _results(row: Row, x: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("algorithm", ["fa1", "fa2", "fa3"])
 def test_no_other_sequence_changes_a_bit(algorithm: Any) -> None:
-    """Not even NaN does: tiles that end inside a sequence hold rows of other sequences."""
+    """Tiles that end inside a sequence also hold rows of other sequences, here even NaN."""
     sequences = ((37, 300), (91, 60), (20, 150))
     row = Row(algorithm, "float16", sequences, deterministic=True, heads=(1, 1))
     x = {name: np.nan_to_num(array) for name, array in row.arrays().items()}

@@ -20,7 +20,7 @@ from .test_paged_caches import attended, check
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="there is no g++ to compile with")
 
-#: Entries without queries, without keys, with fewer keys than queries, and of one and 300 queries.
+#: Entries without queries, without keys, with fewer keys than queries, and with few and many rows.
 _PLAIN = CacheCase(
     "float16", lengths=(65, 0, 7, 200, 129, 200), slots=200, new=None, heads=(4, 2), dims=(64, 64),
     options=(("causal", True),),
@@ -89,7 +89,7 @@ def test_attention_over_float8_caches_is_that_of_the_reference(case: CacheCase) 
 @pytest.mark.parametrize("algorithm", ["fa2", "fa3"])
 @pytest.mark.parametrize("name", ["plain", "padding", "pages-of-64", "window", "slopes"])
 def test_keys_in_chunks(name: str, algorithm: str) -> None:
-    """Parts of rows are merged, of each row those of its own entry's chunks."""
+    """Every row merges the parts of its own entry's chunks."""
     _attended(build_packed(_CASES[name], _COUNTS, 5), algorithm, kv_chunk=128, blocks=(64, 64))
 
 
@@ -106,7 +106,7 @@ def test_drawn_problems(drawn: PackedCase) -> None:
 @pytest.mark.parametrize("chunk", [0, 128])
 @pytest.mark.parametrize("algorithm", ["fa2", "fa3"])
 def test_an_entry_has_its_bits_alone_and_among_others(algorithm: str, chunk: int) -> None:
-    """And those of a call without packing, in the same tile and the same chunk."""
+    """A call without packing, with the same tile and chunk, gives these bits too."""
     case = replace(_PAGED, sinks=True, slopes=True)
     every = build_packed(case, _COUNTS, 2)
     more = {"kv_chunk": chunk, "blocks": (64, 64), "max_seqlen_q": 70}
@@ -133,7 +133,7 @@ def _of_entry(built: Built, b: int) -> Built:
 @pytest.mark.parametrize("way", ["arrays", "shapes"])
 @pytest.mark.parametrize("name", ["plain", "slopes", "padding", "appended"])
 def test_a_prepared_call_does_what_the_call_does(name: str, way: str, algorithm: Any) -> None:
-    """Over other lengths and offsets than those that it was prepared with."""
+    """It runs over other lengths and offsets than those that it was prepared with."""
     case, counts = (_CASES | _APPENDED)[name], (2, 0, 70, 3, 1, 9)
     prepared_with, built = build_packed(case, _COUNTS, 2), build_packed(case, counts, 2)
     options = {"algorithm": algorithm, "max_seqlen_q": 70, **built.options, **built.keywords}

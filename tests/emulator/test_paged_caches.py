@@ -86,7 +86,7 @@ def test_attention_is_that_of_the_reference(case: CacheCase, algorithm: str) -> 
 @pytest.mark.parametrize("algorithm", ["fa2", "fa3"])
 @pytest.mark.parametrize("slots", [8, 16, 32, 64, 128, 256])
 def test_pages_have_the_bits_of_rows_that_follow_each_other(slots: int, algorithm: str) -> None:
-    """In the same tile, with split keys and without."""
+    """Both calls have the same tile. Keys are split, or not."""
     case = replace(
         _PAGED, slots=slots, pages=512 // slots, lengths=(0, 1, 300, 511, 512), queries=3
     )
@@ -180,7 +180,7 @@ def test_a_page_that_is_not_there_is_not_read(page: int, algorithm: str) -> None
 
 @pytest.mark.parametrize("algorithm", ["fa2", "fa3"])
 def test_a_tail_behind_the_last_page_is_cleared(algorithm: str) -> None:
-    """There a block repeats another page, whose infinite values times weights of 0 would be NaN."""
+    """The tail repeats another page. Its infinite values times weights of 0 would be NaN."""
     built = build(replace(_PAGED, pages=3, lengths=(48, 48)))
     page = built.arrays["page_table"][0, 2]
     built.caches["v_cache"][page, 5, :, 7] = np.inf

@@ -27,7 +27,7 @@ KERNELS = (
     Kernels("fa1", "float16", (64, 64), True, _SMALL, steps=(16, 32)),
     Kernels(
         "fa1", "float16", (24, 56), False, _SMALL, steps=(16, 32)
-    ),  # widths a chunk less than the bucket
+    ),  # widths are one chunk narrower than the bucket
     Kernels("fa1", "float64", (64, 64), True, _NARROW, steps=(16, 32)),
     Kernels("fa2", "float16", (64, 64), True, _SMALL, steps=(16, 32, 64)),
     Kernels("fa2", "bfloat16", (56, 24), False, _SMALL, steps=(16, 32, 64)),
@@ -183,7 +183,7 @@ def test_roundings_of_the_same_number_add_up() -> None:
 
 @_params(KERNELS)
 def test_tails_of_scores_far_below_zero(kernels: Kernels) -> None:
-    """Lengths are one off the tiles, and scores far from 0: a padded score taken for 0 shows."""
+    """Lengths are one off whole tiles, and scores far from 0: padding that scores 0 would show."""
     for step in kernels.steps:
         for beside in (-1, 1):
             lengths = kernels.queries(step - beside), step + beside

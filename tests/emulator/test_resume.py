@@ -71,7 +71,7 @@ def _numbers_like(array: Any, seed: int) -> Any:
 
 
 def test_states_of_no_key_do_not_count() -> None:
-    """The other state's bits come through, whatever such a state holds."""
+    """The result has the bits of the other state, whatever a state without keys holds."""
     x = arrays(_CASE, "q", "k", "v")
     with host_cupy() as host:
         qkv = [host.array(x[name]) for name in "qkv"]
@@ -140,7 +140,7 @@ def test_arrays_of_any_strides() -> None:
 
 
 def test_a_graph_runs_when_the_call_is_long_over() -> None:
-    """In place, with other numbers at the same places; memory that a graph keeps is not reused."""
+    """Replays work in place on other numbers; memory that a graph keeps is not reused."""
     states._kept_for_graphs.clear()
     with host_cupy() as host:
         runtime = host.runtime

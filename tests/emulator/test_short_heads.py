@@ -37,7 +37,7 @@ _GIVEN = ("q", "k", "v", "dout", "dlse")
 def _gradients(
     case: Case, x: dict[str, np.ndarray], num_sms: int = 1, deterministic: bool = False
 ) -> list[np.ndarray]:
-    """Dq, dk and dv."""
+    """The gradients dq, dk and dv."""
     runner = EmulatedRunner("90", "fa3", num_sms=num_sms, deterministic=deterministic)
     with short_alone():
         saved = runner.forward(case, x["q"], x["k"], x["v"])
@@ -88,7 +88,7 @@ def test_drawn_problems(
 
 @pytest.mark.parametrize("num_sms", [1, 3])
 def test_any_number_of_blocks_gives_the_same_bits(num_sms: int) -> None:
-    """As do the options that ask for one order."""
+    """The options that ask for one order of sums also give these bits."""
     case = _CASES["narrow"]
     x = arrays(case, *_GIVEN)
     bits = [grad.tobytes() for grad in _gradients(case, x)]
@@ -112,7 +112,7 @@ def test_what_is_not_finite_comes_out_of_what_sees_it(place: float) -> None:
 
 @pytest.mark.parametrize("name", ["q", "dout", "k", "v"])
 def test_dead_queries_leave_no_trace(name: str) -> None:
-    """Their dq is 0, whatever their rows or a key that others see hold; dk and dv are the same."""
+    """Whatever dead rows, or a key that others see, hold: their dq is 0, and dk and dv stay."""
     case = Case(1, 2, 2, 250, 300, 64, 64, "bfloat16", causal=True, q_offset=-80, seed=2)
     x = arrays(case, *_GIVEN)
     sound = _gradients(case, x)

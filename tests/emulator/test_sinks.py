@@ -73,7 +73,7 @@ def test_a_sink_of_minus_infinity_is_none(row: Row) -> None:
 
 @pytest.mark.parametrize("row", params(*(row for row in SUNK if row.causal or row.window)))
 def test_rows_that_see_no_key_are_their_sink(row: Row) -> None:
-    """Their numbers reach no tensor's gradient; only their dlse reaches the gradient of sinks."""
+    """Their inputs reach no gradient, except their dlse, which reaches the gradient of sinks."""
     case = replace(row.cases()[0], strides=Case().strides)
     case = replace(case, q_offset=case.seqlen_kv - 40 if row.window == "left" else -60)
     dead = case.visible() == 0
@@ -106,7 +106,7 @@ def test_a_sink_that_is_not_finite_comes_out_of_its_head_alone(row: Row, bad: fl
 
 @pytest.mark.parametrize("row", params(*(row for row in SUNK if not row.window)))
 def test_one_query_that_is_not_finite_comes_out(row: Row) -> None:
-    """A row of NaN exceeds no reference, but must not be taken for a dead row."""
+    """A score of NaN does not exceed the reference; still the row is not dead."""
     sizes = (1, 2, 1, 70, 100, *row.dims, row.dtype)
     case = Case(*sizes, causal=row.causal, q_offset=0, sinks=row.sinks, seed=1)
     for name, value in SPOILED:

@@ -41,7 +41,7 @@ def _equal(found: list[np.ndarray], expected: list[np.ndarray], said: Any) -> No
 
 @pytest.mark.parametrize("algorithm", ["fa2", "fa3"])
 def test_a_row_has_the_same_bits_in_any_batch(algorithm: str) -> None:
-    """With given tile and chunk, on few multiprocessors and on many."""
+    """Tile and chunk are given; the device has few multiprocessors or many."""
     case = Case(5, 2, 1, 70, 700, 64, 64, "float16", seed=5)
     x = arrays(case, "q", "k", "v")
     for chunk, sms in ((128, 1), (256, 132)):
@@ -55,7 +55,7 @@ def test_a_row_has_the_same_bits_in_any_batch(algorithm: str) -> None:
 
 @pytest.mark.parametrize("algorithm", ["fa2", "fa3"])
 def test_an_entry_of_a_cache_has_the_same_bits_in_any_batch(algorithm: str) -> None:
-    """One new token or a few, with the planned tile and chunk."""
+    """The call has one new token or a few, and the planned tile and chunk."""
     lengths = np.array([1500, 3, 700, 0], np.int32)
     for queries in (1, 5):
         x = arrays(Case(4, 4, 2, queries, 1500, 64, 64, "float16", seed=11), "q", "k", "v")
@@ -97,7 +97,7 @@ def test_chunks_beyond_the_keys_are_one_chunk(algorithm: str) -> None:
 
 @pytest.mark.parametrize("algorithm", ["fa2", "fa3"])
 def test_runs_are_equal_whatever_comes_first(algorithm: str) -> None:
-    """Blocks in either order, on any number of multiprocessors, over any workspace."""
+    """Blocks run in either order, on one or many multiprocessors, over any workspace."""
     x = arrays(Case(1, 4, 1, 1, 1300, 64, 64, "float16", seed=8), "q", "k", "v")
     found = []
     for sms, poison, turned in ((1, 0xFF, False), (1, 0x00, True), (132, 0x7F, False)):

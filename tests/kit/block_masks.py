@@ -22,7 +22,7 @@ _Arrays = dict[str, Any]
 class Row:
     """A call with a block mask and other features."""
 
-    days_of_turn: ClassVar[int] = 6  # within which a whole run has it on the emulator
+    days_of_turn: ClassVar[int] = 6  # the emulator has its turn once in so many days
     algorithm: Algorithm
     dtype: str
     block: tuple[int, int]
@@ -61,7 +61,7 @@ class Row:
         return made | {"block_mask": BlockMask(shown, self.block)}
 
     def spoiled(self, x: _Arrays) -> _Arrays:
-        """The same with NaN in keys that no query sees and in queries that see no key."""
+        """The arrays with NaN in keys that no query sees and in queries that see no key."""
         keys = (self.lengths[1] - 1) // self.block[1] * self.block[1]
         for name in ("k", "v"):
             x[name][:, keys:] = np.nan

@@ -80,7 +80,7 @@ class Built:
     views: Callable[[list[Any]], tuple[Any, Any]]
     arrays: dict[str, Any]  # all arrays but the caches, by argument name
     options: dict[str, Any]  # keywords of attention
-    scales: dict[str, Any]  # of float8 caches, those that are numbers
+    scales: dict[str, Any]  # scales of float8 caches that are numbers
 
     @property
     def caches(self) -> dict[str, Any]:
@@ -89,7 +89,7 @@ class Built:
 
     @property
     def keywords(self) -> dict[str, Any]:
-        """Other keywords of an append: the pairing of columns, and what bytes are."""
+        """Other keywords of an append: the pairs of rotated columns, and the type of bytes."""
         told = {"rotary_interleaved": self.case.interleaved} if self.case.pairs else {}
         return told | ({"cache_dtype": "float8_e4m3fn", **self.scales} if self.case.float8 else {})
 

@@ -77,7 +77,7 @@ class Case(Seen):
     #: The first rows that count: "q", "k" or "qk", with numbers for each entry from the seed; or
     #: the numbers, as in "3,5/7,9" for queries and for keys.
     used: str = ""
-    written: bool = False  # the soft cap, slopes, bias and mask, as a function of scores
+    written: bool = False  # soft cap, slopes, bias and mask are one function of scores
     strides: tuple[Strides, ...] = (CONTIGUOUS,) * len(TENSORS)
 
     def __post_init__(self) -> None:
@@ -150,7 +150,7 @@ class Case(Seen):
 
     @property
     def mask_axes(self) -> str:
-        """The same for the mask."""
+        """The axes of the mask: letters of "bhqk", or 1."""
         return self.mask.removesuffix("-blocks")
 
     @property

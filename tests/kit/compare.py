@@ -6,20 +6,21 @@ shape      shape and dtype of the case.
 nonfinite  NaN and infinities where the truth has them. Where the truth is beyond the dtype's
            largest number, infinity and a number near it are both right.
 zero       results without any error in the model (dead rows, keys that no query sees) are 0.
-row        16-bit dtypes: |x - r| / (u (|r| + E)) of every row, E that of ``error_model``.
+row        16-bit dtypes: |x - r| / (u (|r| + E)) of every row, with E of ``error_model``.
 plain      float32 and float64: the same ratio, as a root mean square over a tile of 64 rows
            of one head, against twice that of plain NumPy in the same dtype over the same rows,
            plus one unit. A single row of plain NumPy is often exact by luck. Four things remove
            that luck: the tile, the worse of two orders of adding, all heads where they err more
            than this one, and the unit.
 bias       16-bit dtypes, normal values: the error of a whole head in the direction of the truth,
-           relative to that of independent errors of rows; a few rows may exceed it by more.
+           relative to what independent errors of its rows would give. The limit is higher for a
+           head whose truth lies in few rows.
            The errors of flushed rows, and of copies of one key that dropout keeps, add up.
            A row whose terms cancel has no direction except the remainder in float64. The rule
            does not apply where a function of the scores is approximated: equal scores then have
            equal errors.
-features   the gradients of arrays of features, each number as a row; those of a bias also by the
-           rules of matrices.
+features   the gradients of arrays of features: each number is judged as a row is. The gradient of
+           a bias is also judged by the rules for matrices.
 lse        every value by itself, in the compute dtype, whatever the dtype of the case.
 """
 
@@ -130,7 +131,7 @@ def _pairs(truth: Truth, got: np.ndarray, usable: np.ndarray) -> list[Verdict]:
     name, case = "dbias", truth.case
     single = _features(truth, name, got, usable)
     if case.dtype_of(name).itemsize < case.storage.itemsize:
-        return [single]  # mostly of its own rounding
+        return [single]  # most of its error is its own rounding
     lacking = (1,) * (4 - got.ndim)
 
     def matrix(array: np.ndarray) -> np.ndarray:
@@ -164,7 +165,7 @@ def _rows(truth: Truth, name: str, got: np.ndarray, usable: np.ndarray) -> list[
 
 
 def _size(truth: Truth, name: str) -> np.ndarray:
-    """|r| + E of every row; magnitudes below the smallest number count as it in live rows."""
+    """|r| + E of every row; in live rows smaller magnitudes count as the smallest number."""
     model = truth.model[name]
     smallest = np.where(model > 0, limits.SMALLEST[truth.case.dtype], 0)[..., None]
     return _norm(np.maximum(np.abs(truth.results[name]), smallest)) + model

@@ -67,17 +67,17 @@ def operands(case: Case, **given: np.ndarray | None) -> dict[str, np.ndarray]:
 
 
 def _sinks(case: Case, generator: np.random.Generator) -> np.ndarray:
-    """Mostly the weight of all keys; sometimes none, next to none or nearly all."""
+    """Sinks that mostly weigh as much as all keys; sometimes nothing, little, or far more."""
     likely = math.log1p(case.seqlen_kv) + generator.standard_normal(case.heads_q)
     odd = generator.choice([-math.inf, -40.0, 20.0, 0.0], case.heads_q)
     return np.where(generator.random(case.heads_q) < 0.25, odd, likely)
 
 
 def _slopes(generator: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-    """Mostly slopes of models, 1 to 2^-8; sometimes none, negative, or dominated by the nearest
-    key.
+    """Mostly slopes as models have, 1 to 2^-8; sometimes 0, negative, or so large that the nearest
+    key dominates.
 
-    The sign changes between some head and the next.
+    Some neighbouring heads have slopes of different signs.
     """
     likely = 2.0 ** generator.uniform(-8, 0, shape)
     odd = generator.choice([0.0, -(2.0**-6), -0.5, 4.0], shape)
@@ -149,7 +149,7 @@ def _times(factor: float) -> _Draw:
 
 
 def _sparse_integers(generator: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-    """One in four of -2 to 2: sums of products are exact."""
+    """Integers from -2 to 2 in one place of four, else zeros: sums of products are exact."""
     kept = generator.random(shape) < 0.25
     return np.where(kept, generator.integers(-2, 3, shape), 0).astype(np.float64)
 

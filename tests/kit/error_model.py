@@ -2,8 +2,8 @@
 
 A backend rounds P before ``P v`` and ``P^T dO``, dS before ``dS k`` and
 ``dS^T q``, and the output before delta, each by up to u of its dtype. Scores,
-dP and delta are dot products in the compute dtype, each off by about c u of
-the sum of its terms' magnitudes, c the ratio of the two dtypes' u. For every
+dP and delta are dot products in the compute dtype. Each is off by about c u of
+the sum of its terms' magnitudes, where c is the ratio of the two dtypes' u. For every
 row of every result :class:`Truth` holds E, the root of the sum of the squares
 of these contributions, in units of u::
 
@@ -26,14 +26,14 @@ of these contributions, in units of u::
 e_i is the square of delta's error: the saved output, from which delta is computed, has the rounding
 of P, the error of the scores and its own rounding. f is the loss, in u, where P is flushed to zero
 in the compute dtype. In the output it is the factor by which a sink reduces a row's weights, which
-are up to ``MOST_WEIGHT`` before. Magnitudes below ``SMALLEST`` count as that. x_i is how far the
-row's largest score lies below the sink, or 0: the row is multiplied by exp(-x_i), and the rounding
-of x_i, by up to u x_i, affects all its weights by the same factor. Roundings are independent, so
-squares add up. Only where all rows are the same row ("equal"), or all keys are the same key
-("zeros"), is the error the same in each: n of them are n times as large, not sqrt(n) times, and a
-sum of n terms drifts one way, by ``SUM_DRIFT`` u of the compute dtype for each. Under dropout the
-columns of such an output, which are one number, are rounded alike: e_i gets (sum_c |dO_ic
-out_ic|)^2.
+are up to ``MOST_WEIGHT`` before. Magnitudes below ``SMALLEST`` count as ``SMALLEST``. x_i is how
+far the row's largest score lies below the sink, or 0: the row is multiplied by exp(-x_i), and the
+rounding of x_i, by up to u x_i, affects all its weights by the same factor. Roundings are
+independent, so squares add up. There is an exception: if all rows are the same row ("equal"), or
+all keys are the same key ("zeros"), each has the same error. Then n errors add up to n times one,
+not sqrt(n) times, and a sum of n terms drifts one way, by ``SUM_DRIFT`` u of the compute dtype for
+each term. Under dropout the columns of such an output, which are one number, are rounded alike: e_i
+gets (sum_c |dO_ic out_ic|)^2.
 
 A soft cap C turns scores into z_ij, with slopes g_ij = 1 - z_ij^2 / C^2. Then
 s_ij is multiplied by g_ij, and dS is P (dP - delta) g. The slope errs by
@@ -49,8 +49,8 @@ dtypes alone, which compute the slope from the tanh::
 W_ij = w_ij + sum_j P_ij w_ij: the weights err by the log-sum-exp too.
 P in the term of t_ij, and beside e_i, is multiplied by g and by the error of g.
 
-With ALiBi's slope a and distances d_ij, s_ij has the term |a| d_ij more, not
-multiplied by g_ij, and the gradient of a is, of m_ij = d_ij P_ij (dP_ij - delta_i)::
+With ALiBi's slope a and distances d_ij, s_ij has one more term, |a| d_ij, which is not
+multiplied by g_ij. With m_ij = d_ij P_ij (dP_ij - delta_i) the gradient of a has the error::
 
     dslope   E = F + c (sqrt(keys) + sqrt(rows)) sum_ij |m_ij|
              F^2 = sum_ij (m_ij^2 c^2 (s_ij + 1 + |lse_i|)^2 + d_ij^2 (c^2 P_ij^2 t_ij^2

@@ -15,7 +15,7 @@ __all__ = ["any_lengths", "few_alone", "short_alone"]
 
 @contextmanager
 def any_lengths() -> Iterator[None]:
-    """Plans of a backward pass have the tiles that take all lengths, not those of some."""
+    """Plans of a backward pass have only tiles that take all lengths."""
     with (
         mock.patch.object(fa3_lengths, "is_fastest", return_value=False),
         mock.patch.object(BackwardRow, "takes", lambda row, _: not row.lengths[1]),

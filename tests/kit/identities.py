@@ -118,7 +118,7 @@ class _Group:
         self.several = limits.DEVIATIONS * wide * (limits.OPERATIONS + roots)
 
     def sum_dv(self) -> np.ndarray:
-        """Per column of v: rounding of dv and of the P in it, drift of all of dO.
+        """The columns of v. The bound: rounding of dv and of the P in it, drift of all of dO.
 
         With a single row, the dv of every key is that row of dO times a number of few bits. Such
         products are rounded in one direction more often than in the other, so errors add up.
@@ -132,11 +132,11 @@ class _Group:
         return _over(deviation, bound)
 
     def sum_dk(self) -> np.ndarray:
-        """Per column of k: rounding of dk and of the dS in it, and that of delta in every row.
+        """The columns of k. The bound: rounding of dk, of the dS in it, and of delta in every row.
 
         Rows of dS sum to the sink's part of delta, or to 0 without a sink. Under dropout the dS of
-        dropped pairs has one sign, and so has the part of it that the smallest numbers hide; rows
-        that see only one and the same key have the same out, so the same error is in every delta.
+        dropped pairs has one sign, and so has what is lost of it below the smallest numbers. Rows
+        that see the same single key have the same out, so their deltas have the same error.
         """
         x, smallest = self.x, limits.SMALLEST[self.case.dtype]
         in_delta = ((self.dout * x["out"]) ** 2).sum(axis=2).reshape(-1, 1)
@@ -159,7 +159,7 @@ class _Group:
         return _over(x["dk"].sum(axis=0) - of_sinks.sum(axis=0), bound)
 
     def q_dq(self) -> np.ndarray:
-        """One number: rounding of dq and dk and of the dS in each, drift of the whole."""
+        """One number. The bound: rounding of dq, of dk and of dS in both, drift of the whole."""
         of_q, of_k = self.x["q"] * self.x["dq"], self.x["k"] * self.x["dk"]
         rounded = [self.x[name] * self._rounded(f"d{name}") for name in "qk"]
         # dS below the smallest number: logits are of unit variance.
@@ -184,7 +184,7 @@ class _Group:
         return float(self.case.factor * math.sqrt(of_rows.sum() * longest))
 
     def _vanished(self, name: str, weights: np.ndarray) -> np.ndarray:
-        """The most that the smallest numbers of a result hide; the losses may have one sign."""
+        """The most that is lost below the smallest numbers; all losses may have one sign."""
         lost = limits.UNIT[self.case.dtype] * limits.SMALLEST[self.case.dtype]
         return np.where(np.abs(self.x[name]) <= 2 * lost, lost * np.abs(weights), 0)
 

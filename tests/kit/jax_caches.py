@@ -1,4 +1,4 @@
-"""Problems with caches as ``cuflash.jax`` is given them, and its caches held against others."""
+"""Problems with caches in the form that ``cuflash.jax`` takes, and a check of its caches."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def in_jax(built: Built, jax: Any) -> tuple[dict[str, Any], dict[str, Any]]:
 def check_caches(
     built: Built, raw: list[Any], caches: Sequence[Any], arrays: dict[str, Any]
 ) -> None:
-    """Returned caches have the bits of the reference's buffers; those given are as before."""
+    """Returned caches have the bits of the reference's buffers; given caches do not change."""
     kind = "float8_e4m3fn" if built.case.float8 else built.case.dtype
     for name, view, cache in zip(("k_cache", "v_cache"), built.views(raw), caches, strict=True):
         assert cache.dtype == arrays[name].dtype == kind

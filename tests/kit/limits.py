@@ -31,8 +31,9 @@ SMALLEST = {
 #: in 16-bit kernels (``slack`` and ``most_weight`` of ``tile/softmax.cuh``).
 MOST_WEIGHT = {"float16": 2.0**12, "bfloat16": 2.0**12, "float32": 1.0, "float64": 1.0}
 
-#: Relative error of a soft cap's tanh. bfloat16: of the instruction, by the PTX manual; else a few
-#: units in the last place of the compute dtype, as the CUDA manual has it for tanhf and tanh.
+#: Relative error of a soft cap's tanh. For bfloat16 it is the error of the instruction in the PTX
+#: manual; for other dtypes a few units in the last place of the compute dtype, the errors of tanhf
+#: and tanh in the CUDA manual.
 TANH = {"bfloat16": 2.0**-11, "float16": 2.0**-22, "float32": 2.0**-22, "float64": 2.0**-51}
 
 
@@ -41,7 +42,7 @@ def exact(case: Case) -> bool:
     return not (case.softcap and TANH[case.dtype] > 16 * UNIT[case.statistics.name])
 
 
-#: 16-bit dtypes: the most of |x - r| / (u (|r| + E)) in any row, E that of ``error_model``.
+#: 16-bit dtypes: the most of |x - r| / (u (|r| + E)) in any row, with E of ``error_model``.
 #: Correct: out 0.74, dq 1.57, dk 1.45, dv 0.97 (each the worst of 24,000 rows; medians 0.3). One
 #: row of dq depends on one rounding of delta, so its tail is that of a single random number: 2
 #: is more than 5 of its standard deviations. Gradients of numbers for each head have this limit in
@@ -50,7 +51,7 @@ def exact(case: Case) -> bool:
 ROW_LIMIT = {"out": 1.0} | dict.fromkeys(
     ("dq", "dk", "dv", "dalibi_slopes", "dbias", "dsinks"), 2.0
 )
-#: The same for a single number of the gradient of a bias, which is no root mean square of many.
+#: The same for a single number of the gradient of a bias, whose error is not averaged over a row.
 PAIR_LIMIT = 4.0
 
 #: float32 and float64: a 64-row tile's RMS of the same ratio may be twice that of plain NumPy
@@ -102,11 +103,11 @@ CANCELLED = 2.0**-40
 SUM_DRIFT = 1 / 8
 
 #: lse: error allowed relative to max(1, |lse|), and for each key in the sum; float32. float64
-#: scales both by 2^-29. Given by the project; correct: 0.06 of it. The error of the scores
-#: themselves is added, E of ``error_model``: a score of 1 that remains of terms of 1,000 (values
-#: x30) is off by 1e-4 in any float32 product. E overestimates a standard deviation by a factor of
-#: three at most, and lse is judged value by value, so three times E is allowed. Correct code: the
-#: largest of 4,000 was 0.94 of E.
+#: scales both by 2^-29. The project gives both; correct code has 0.06 of them. The error of the
+#: scores themselves is added, E of ``error_model``: a score of 1 that remains of terms of 1,000
+#: (values x30) is off by 1e-4 in any float32 product. E overestimates a standard deviation by a
+#: factor of three at most, and lse is judged value by value, so three times E is allowed. Correct
+#: code: the largest of 4,000 was 0.94 of E.
 LSE_RELATIVE = 1e-5
 LSE_PER_KEY = 2.0**-24
 LSE_SCORES = 3.0

@@ -1,4 +1,4 @@
-"""Problems with caches whose queries are packed: those of each entry are of a number of its own."""
+"""Problems with caches whose queries are packed: every entry has its own number of queries."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .caches import Built, CacheCase, build, cases
 
 __all__ = ["PackedCase", "build_packed", "offsets_of", "packed_cases"]
 
-#: A case, the queries of each of its entries, and the rows behind them all.
+#: A case, the number of queries of each of its entries, and of rows after the last entry.
 PackedCase = tuple[CacheCase, tuple[int, ...], int]
 
 
@@ -22,7 +22,7 @@ def offsets_of(counts: tuple[int, ...]) -> Any:
 
 
 def build_packed(case: CacheCase, counts: tuple[int, ...], behind: int = 0) -> Built:
-    """The arrays of a problem; rows behind the last entry's are NaN.
+    """The arrays of a problem; rows after the last entry are NaN.
 
     An entry has the same queries as in the problem without packing, and as many new tokens if
     there are any.

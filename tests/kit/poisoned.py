@@ -24,8 +24,8 @@ def without(
         Without used lengths the arrays do not change.
     arrays : mapping
         Inputs and results of the case by name, in its layout. In a broadcast array only those
-        elements change that count for none of the entries that share them. A mask shows there what
-        it hid.
+        elements change that count for none of the entries that share them. In a mask they become
+        True.
     value : float
         The planted value.
     """

@@ -27,7 +27,7 @@ __all__ = [
 def windows(
     steps: Sequence[int], seqlen_q: int, seqlen_kv: int, kind: str = "any"
 ) -> st.SearchStrategy[str]:
-    """``Case.window``: sides at and beside multiples of the steps, of no key, beyond all keys.
+    """``Case.window``: sides near multiples of the steps, of no key, or beyond all keys.
 
     "left" bounds only that side, "band" both, "any" either or both.
     """
@@ -85,7 +85,7 @@ def cases(
     Parameters
     ----------
     dtype, head_dim, head_dim_v, causal
-        Those of the kernel under test.
+        The dtype, widths and mask of the kernel under test.
     tile
         Its ``(block_q, block_kv)``, from the plan.
     budget
@@ -178,7 +178,7 @@ def _counts(draw: st.DrawFn, layout: str, room: int) -> tuple[int, int, int]:
 
 
 def recipes(layout: str, name: str, strided: bool = True) -> st.SearchStrategy[Strides]:
-    """Strides of a tensor: contiguous for half; else mostly with a last stride of one element."""
+    """Strides of a tensor: half contiguous, the others mostly with a last stride of one element."""
     if not strided:
         return st.just(CONTIGUOUS)
     axes = range(len(layout))

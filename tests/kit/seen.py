@@ -29,7 +29,7 @@ def named_lengths(used: str) -> dict[str, list[int] | None]:
 
 
 def lengths_of(case: Any, name: str) -> np.ndarray:
-    """The given lengths; else mostly in the middle, sometimes none, all, or beyond the end."""
+    """The given lengths, or drawn ones: mostly in the middle, some 0, whole or beyond the end."""
     said = named_lengths(case.used)[name]
     if said is not None:
         return np.array(said, np.int32)
@@ -72,7 +72,7 @@ class Seen:
 
     @property
     def offset(self) -> int:
-        """The same for a case without used lengths."""
+        """The q_offset of every entry of a case without used lengths."""
         return self.offset_of()
 
     def visible_range(self, entry: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -89,7 +89,7 @@ class Seen:
         return begin, np.maximum(begin, end)
 
     def visible_ranges(self) -> tuple[np.ndarray, np.ndarray]:
-        """The same for every head of every entry, each (batch, 1, seqlen_q)."""
+        """The ranges of every entry, the same for all heads, each (batch, 1, seqlen_q)."""
         ranges = [self.visible_range(entry) for entry in range(self.batch)]
         found = np.array(ranges, np.int64).reshape(self.batch, 2, self.seqlen_q)
         return found[:, 0, None], found[:, 1, None]
@@ -106,7 +106,7 @@ class Seen:
         return (keys >= begin[:, None]) & (keys < end[:, None])
 
     def distances(self, entry: int = 0) -> np.ndarray:
-        """Keys between each query's own and each key, (seqlen_q, seqlen_kv)."""
+        """The distance from each query's own key to each key, (seqlen_q, seqlen_kv)."""
         own = np.arange(self.seqlen_q, dtype=np.int64) + self.offset_of(entry)
         return np.abs(own[:, None] - np.arange(self.seqlen_kv))
 

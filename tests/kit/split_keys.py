@@ -43,7 +43,7 @@ class Row:
         Whether the output of 16-bit inputs is float32.
     """
 
-    days_of_turn: ClassVar[int] = 6  # within which a whole run covers it on the emulator
+    days_of_turn: ClassVar[int] = 6  # the emulator has its turn once in so many days
     label: str
     algorithm: str
     case: Case

@@ -85,7 +85,7 @@ class Registry:
                 self.worst[key] = (verdict, case.repro)
 
     def report(self) -> list[str]:
-        """One line for each, for the end of a test session."""
+        """One line for each tensor, dtype and rule, printed at the end of a test session."""
         return [
             f"{name:<14}{dtype:<9} {rule:<9} {verdict.ratio:8.3g} of {verdict.limit:g}  {repro}"
             for (name, dtype, rule), (verdict, repro) in sorted(self.worst.items())

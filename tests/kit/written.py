@@ -56,7 +56,7 @@ def _numpy_of(case: Case) -> _NumpyFunction:
 
 
 class _NumpyFunction:
-    """The same function of NumPy arrays."""
+    """The function of scores, for NumPy arrays."""
 
     def __init__(self, case: Case) -> None:
         self.case = case

@@ -151,7 +151,7 @@ BUGS = (
     ),
 )
 
-#: Of FlashAttention-3, for the emulator.
+#: Bugs of FlashAttention-3, which only the emulator runs.
 HOPPER = (
     _bug(
         "blocks that are changed late have the distances of the next",

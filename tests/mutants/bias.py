@@ -30,7 +30,7 @@ _SINGLE = "fa2-sm_90-bfloat16-d256-dv192-causal-bias-b111-sinks-bfloat16"
 
 
 def _broadcast(axes: str, runner: str = "fa2", dtype: str = "float16") -> str:
-    """On a GPU: over entries and heads in every way."""
+    """The test on a GPU of a bias that broadcasts over entries and heads in every way."""
     return f"{_PROPERTY}test_every_way_to_broadcast[{axes}-{dtype}-cuda-{runner}]"
 
 

@@ -96,7 +96,7 @@ BUGS = (
         "fa2-float16-64x64-d64-200x333-bh-90",
     ),
 )
-#: Of FlashAttention-3.
+#: Bugs of FlashAttention-3.
 HOPPER = (
     _on_device(
         "a hidden tile of one block is shown",

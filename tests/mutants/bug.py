@@ -29,9 +29,9 @@ __all__ = [
 LONG_ROWS = "tests/device/test_generations.py::test_long_rows[float16-64-False-fa2]"
 #: Enough heads that tiles fill a device.
 FULL_DEVICE = "tests/device/test_generations.py::test_tiles_of_a_full_device[float16-dims0-False]"
-#: The same with keys that kill every row.
+#: Enough heads that tiles fill a device, and keys that kill every row.
 FULL_DEVICE_DEAD = "tests/device/test_generations.py::test_dead_rows_of_a_full_device"
-#: Wide heads, long and short.
+#: Wide heads: long sequences, and short ones.
 PAIRS = "tests/device/test_wide_heads.py::test_pairs_of_warps[float16-dims0-True]"
 SINGLE_STAGE = "tests/device/test_wide_heads.py::test_single_stage[float16-dims0-True]"
 #: Head groups of a few heads each.

@@ -40,21 +40,21 @@ wait_k() const {{ wait<Config>(c.shared.k_full[k_place.stage], k_place.phase);{a
 
 _BARRIERS = (
     Bug(
-        "the filler of a buffer waits for the wrong phase",  # which never ends: nothing is loaded
+        "the filler of a buffer waits for the wrong phase",  # which never ends: no load begins
         _PIPELINE,
         "wait<Config>(barrier, phase ^ 1);",
         "wait<Config>(barrier, phase);",
         CAUSAL,
     ),
     Bug(
-        "the phase of a ring never turns",  # the second round takes the first one's for its own
+        "the phase of a ring never turns",  # the second round reads the first round's data
         _PIPELINE,
         "phase ^= stage == 0;",
         "phase ^= stage == stages;",
         CAUSAL,
     ),
     Bug(
-        "K is read in the phase before its own",  # which counts as complete: before it is there
+        "K is read in the phase before its own",  # which has ended: K has not arrived
         _MATH,
         "wait<Config>(c.shared.k_full[k_place.stage], k_place.phase);",
         "wait<Config>(c.shared.k_full[k_place.stage], k_place.phase ^ 1);",
@@ -82,7 +82,7 @@ _BARRIERS = (
         CAUSAL,
     ),
     Bug(
-        "a warpgroup skips one hidden block too few",  # and takes it for the next
+        "a warpgroup skips one hidden block too few",  # and computes it in place of the next
         _MATH,
         "skip(tile.kv.end - blocks.seen.end);",
         "skip(tile.kv.end - blocks.seen.end - 1);",

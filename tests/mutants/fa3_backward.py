@@ -44,7 +44,7 @@ BUGS = (
         GRADIENTS,
     ),
     Bug(
-        "the phase of a place never turns",  # the second round takes the first one's for its own
+        "the phase of a place never turns",  # the second round reads the first round's data
         _TYPES,
         "phase(static_cast<unsigned>(step) / stages % 2)",
         "phase(static_cast<unsigned>(step) / stages % 1)",

@@ -44,7 +44,7 @@ _WAITS = (
         GRADIENTS,
     ),
     Bug(
-        "one share too few is waited for",  # in heads of one tile none is waited for
+        "one share too few is waited for",  # with one tile in a head nothing is waited for
         _CLEAR,
         ".cleared,\n                      kv_tiles_of_head<Config>(c.params));",
         ".cleared,\n                      kv_tiles_of_head<Config>(c.params) - 1);",
@@ -89,7 +89,7 @@ _WAITS = (
 
 _SHARES = (
     Bug(
-        "the bytes copied to the sums are not zeros",  # but whatever shared memory held
+        "the bytes copied to the sums are not zeros",  # they are whatever shared memory held
         _CLEAR,
         "c.shared.zeros[i + threadIdx.x % 32] = make_uint4(0, 0, 0, 0);",
         "",

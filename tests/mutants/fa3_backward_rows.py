@@ -1,7 +1,6 @@
 """Bugs of the blocks of rows of FlashAttention-3's backward pass; see ``hopper``.
 
-Where few tiles run at once, blocks that finish rows begin beside those that multiply:
-``GRADIENTS`` tests them.
+``GRADIENTS`` runs few tiles at once, so blocks that finish rows begin while other blocks multiply.
 
 One bug is not here: a math role that arrives just before it adds its last dQ, which is a matter of
 nanoseconds.
@@ -36,21 +35,21 @@ _WAITS = (
         GRADIENTS,
     ),
     Bug(
-        "a share is finished when one tile is yet to add to it",  # the longest, in the end
+        "a share is finished when one tile is yet to add to it",  # the tile with the longest loop
         _ROWS,
         ".summed,\n                        kv_tiles_of_head<Config>(params));",
         ".summed,\n                        kv_tiles_of_head<Config>(params) - 1);",
         GRADIENTS,
     ),
     Bug(
-        "tiles that no query sees are not counted as summed",  # their heads are not finished
+        "tiles that no query sees are not counted as summed",  # their heads never finish
         _KERNEL,
         "    pass_sums(c);",
         "",
         GRADIENTS,
     ),
     Bug(
-        "batch entries share their heads' counters",  # half of the tiles are enough
+        "batch entries share their heads' counters",  # so half of an entry's tiles suffice
         _TYPES,
         "[batch * params.shape.heads_kv + kv_head];",
         "[kv_head];",

@@ -110,7 +110,7 @@ _PRODUCTS = (
         SERIAL_GRADIENTS,
     ),
     Bug(
-        "the step before a head's first q tile has the same tile",  # dQ of the last goes to it
+        "the step before a head's first q tile has the same tile",  # dQ of the last goes there
         _TYPES,
         "first ? blocks.end - 1 : place.tile - 1",
         "first ? blocks.begin : place.tile - 1",

@@ -167,7 +167,7 @@ BUGS = (
     ),
 )
 
-#: Those of the host.
+#: Bugs of the host.
 HOST = (
     Bug(
         "sums of dQ in one order have several blocks",

@@ -162,7 +162,7 @@ BUGS = (
     ),
 )
 
-#: Those of the host.
+#: Bugs of the host.
 HOST = (
     Bug(
         "every head of a short pass has a block",

@@ -135,7 +135,7 @@ BUGS = (
     ),
 )
 
-#: In the kernels of FlashAttention-3.
+#: Bugs in the kernels of FlashAttention-3.
 HOPPER = (
     _bug(
         "rows after the last key are converted",

@@ -1,4 +1,4 @@
-"""Bugs of split keys and packed groups: of chunks, of what is merged, and of plans."""
+"""Bugs of split keys and packed groups: in chunks, in merging, and in plans."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _FA3 = "fa3-float16-d64-full-64x64-128"
 
 
 def _bug(name: str, file: str, find: str, replace: str, of: str) -> Bug:
-    """A bug that a row of the kit kills."""
+    """A bug that a row of the kit has to notice."""
     return Bug(
         name, file, find, replace, f"tests/device/{row(of, _REFERENCE)}", row(of, _REFERENCE)
     )
@@ -262,7 +262,7 @@ _OF_PLANS = (
 
 BUGS = (*_OF_CHUNKS, *_OF_PLACES, *_OF_MERGING, *_OF_GROUPS, *_OF_PLANS)
 
-#: Of FlashAttention-3, for the emulator alone.
+#: Bugs of FlashAttention-3, which only the emulator runs.
 HOPPER = (
     _bug(
         "warpgroups walk all keys before their chunk",

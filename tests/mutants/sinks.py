@@ -143,7 +143,7 @@ BUGS = (
     ),
 )
 
-#: Of FlashAttention-3, for the emulator.
+#: Bugs of FlashAttention-3, which only the emulator runs.
 HOPPER = (
     Bug(
         "fa3 does not rescale outputs for the sink",

@@ -147,7 +147,7 @@ BUGS = (
     ),
 )
 
-#: Of FlashAttention-3, for the emulator.
+#: Bugs of FlashAttention-3, which only the emulator runs.
 HOPPER = (
     _bug(
         "blocks that need no mask are not capped",

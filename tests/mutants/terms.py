@@ -108,7 +108,7 @@ BUGS = (
     ),
 )
 
-#: Of FlashAttention-3, for the emulator.
+#: Bugs of FlashAttention-3, which only the emulator runs.
 HOPPER = (
     _in_kernels(
         "scores are changed twice in the backward pass",

@@ -188,7 +188,7 @@ _OF_BACKWARD = (
 )
 BUGS = (*_OF_LENGTHS, *_OF_FORWARD, *_OF_BACKWARD)
 
-#: Of FlashAttention-3, for the emulator.
+#: Bugs of FlashAttention-3, which only the emulator runs.
 HOPPER = (
     _bug(
         "the tail of V is not cleared",

@@ -76,7 +76,7 @@ BUGS = (
         "fa2",
     ),
     _bug(
-        "the range of keys begins a tile early",  # which is hidden, but loaded
+        "the range of keys begins a tile early",  # that tile is hidden, but it is loaded
         _SCHEDULE,
         "min(first_key / Config::block_kv, end)",
         "min(max(first_key / Config::block_kv - 1, 0), end)",
@@ -84,7 +84,7 @@ BUGS = (
         _LOADED,
     ),
     _bug(
-        "keys beyond the length are seen by later queries",  # which then load them
+        "keys beyond the length are seen by later queries",  # these queries then load them
         _SCHEDULE,
         "const int kv_last = min(kv_begin + Config::block_kv, seq.seqlen_kv) - 1;",
         "const int kv_last = kv_begin + Config::block_kv - 1;",
@@ -128,7 +128,7 @@ BUGS = (
     ),
 )
 
-#: Of FlashAttention-3, for the emulator.
+#: Bugs of FlashAttention-3, which only the emulator runs.
 HOPPER = (
     _hopper(
         "a block counts as whole if the first row sees its first key",

@@ -26,7 +26,7 @@ DTYPES = ("float16", "bfloat16", "float32", "float64")
 #: Parametrisations of a whole sweep for a runner.
 SWEPT = len(HEAD_DIMS) * len(DTYPES) * 2
 
-#: Examples of a parametrisation. On the CPU few, since there are many; on the GPU more.
+#: The fewest examples of a parametrisation, since there are many; ``AT_LEAST`` may raise them.
 EXAMPLES = {"numpy": 6, "cuda": 4}
 #: Examples of a property on the GPU, over all its parametrisations.
 AT_LEAST = 200
@@ -96,8 +96,8 @@ def tiles(
 def count(runner: ApiRunner, parametrisations: int) -> int:
     """Examples for each parametrisation of a property.
 
-    The numbers hold for the profiles "ci" and "drawn" (50 examples); another profile takes its
-    share of them.
+    The numbers hold for the profiles "ci" and "drawn" (50 examples); they change in proportion to
+    the examples of the profile.
     """
     base = EXAMPLES[runner.backend]
     if runner.algorithm == "auto":  # a sweep has fewer parametrisations of it

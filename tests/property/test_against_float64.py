@@ -114,7 +114,7 @@ def test_nothing_depends_on_poison(runner: ApiRunner, dtype: str) -> None:
 @pytest.mark.parametrize("runner", runners())
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 def test_the_library_makes_the_same_results_itself(runner: ApiRunner, dtype: str) -> None:
-    """With and without destinations: the same bits, in fresh contiguous arrays."""
+    """Without destinations the bits are the same, and results are new contiguous arrays."""
 
     def check(case: Case) -> None:
         if runner.algorithm == "auto":  # strides of destinations can change the choice of "auto"

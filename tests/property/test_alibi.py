@@ -20,7 +20,7 @@ from .test_windows import inputs
 _DIMS = ((40, 40), (64, 64), (128, 128), (192, 128))
 _BUDGET = {"float16": 2**16, "bfloat16": 2**16, "float32": 2**16, "float64": 2**14}
 _BOTH = ("heads", "batch")
-#: With sinks; see ``test_sinks``.
+#: Values of cases with sinks; ``test_sinks`` says why.
 _VALUES = tuple(values for values in VALUES if values != "equal")
 
 _of_dtypes = pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
@@ -133,7 +133,7 @@ def test_slopes_of_each_entry_of_the_batch(runner: ApiRunner, dtype: str) -> Non
 @_of_runners
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 def test_queries_that_see_no_key_may_hold_anything(runner: ApiRunner, dtype: str) -> None:
-    """Queries before the keys, and after them."""
+    """Some of these queries are before all keys, others after them."""
     case = Case(1, 4, 2, 500, 200, dtype=dtype, q_offset=-150, window="20:10", alibi="heads")
     dead, x, runner = case.visible() == 0, inputs(case), ordered(runner)
     assert dead[0]

@@ -22,7 +22,7 @@ from .test_windows import inputs
 _BUDGET = {"float16": 2**16, "bfloat16": 2**16, "float32": 2**16, "float64": 2**14}
 #: A bias of queries and keys, and one of keys alone.
 _WHOLE, _OF_KEYS = ("bhqk", "1hqk", "b1qk-inf", "qk"), ("bh1k", "1h1k-inf", "k")
-#: With sinks; see ``test_sinks``.
+#: Values of cases with sinks; ``test_sinks`` says why.
 _VALUES = tuple(values for values in VALUES if values != "equal")
 #: Features beside a bias of each width: another feature is another kernel to compile.
 _BESIDE: dict[int, dict[str, Any]] = {40: {"values": _VALUES}, 64: {}, 128: {"softcaps": (3.0,)}}

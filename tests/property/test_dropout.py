@@ -22,7 +22,7 @@ from .test_windows import inputs
 _BUDGET = {"float16": 2**16, "bfloat16": 2**16, "float32": 2**16, "float64": 2**14}
 #: Dropped shares, the smallest and the largest among them, and kinds of seeds.
 _DROPOUTS = ("0.1", "0.5:2", "0.25:4", "0.9", "0.00003:4", "0.99992")
-#: With sinks; see ``test_sinks``.
+#: Values of cases with sinks; ``test_sinks`` says why.
 _VALUES = tuple(values for values in VALUES if values != "equal")
 #: Features beside dropout of each width: another feature is another kernel to compile.
 _BESIDE: dict[int, dict[str, Any]] = {

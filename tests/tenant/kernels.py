@@ -20,7 +20,7 @@ from .tilt import TILT
 
 __all__ = ["KERNELS", "TenantKernels"]
 
-_PARITY = TenantCall(parity=1, causal=True, q_offset=0, dead=math.nan)  # as the first query is
+_PARITY = TenantCall(parity=1, causal=True, q_offset=0, dead=math.nan)  # the first query is dead
 _TILT = TenantCall(tilt=0.05)
 _ALL = TenantCall(parity=0, tilt=-0.05, sinks=True, window=(40, 9))
 #: A function of the scores, whose results have another unit, before terms that add to them.
@@ -56,7 +56,7 @@ class TenantKernels:
         return "-".join([*parts, *names])
 
     def calls(self) -> list[TenantCall]:
-        """Odd lengths, several tiles both ways, grouped heads; a query; rows without a key."""
+        """Odd lengths, several tiles, grouped heads; one query; rows that see no key."""
         one = replace(self.used, dtype=self.dtype, head_dim=self.head_dim)
         long = self.algorithm == "fa3"
         return [
@@ -68,7 +68,7 @@ class TenantKernels:
     def run(self, one: TenantCall) -> dict[str, Array]:
         """Results of a call on the emulated device; every launch is audited."""
         with self.device() as host:
-            first, results = (self._both(host, one) for _ in range(2))  # the second is found
+            first, results = (self._both(host, one) for _ in range(2))  # the second repeats it
             for name in ("out", "lse"):
                 assert first[name].peek().tobytes() == results[name].peek().tobytes(), name
             return {name: array.peek() for name, array in results.items()}

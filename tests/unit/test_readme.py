@@ -215,6 +215,7 @@ PROVOKED: tuple[Callable[[pytest.MonkeyPatch], str], ...] = (
     lambda patch: _attend(dropout_p=0.1),
     _named,
     lambda patch: _attend(algorithm="fa3", backend="numpy"),
+    lambda patch: _attend(score_mod=cuflash.ScoreMod("return 0.5 * s;"), backend="numpy"),
     _heads,
     _traced,
     lambda patch: compiling._NO_CACHE,

@@ -13,7 +13,7 @@ __all__ = ["whole_attention"]
 
 
 def whole_attention(case: Case, inputs: Inputs) -> list[Any]:
-    """The output; or the gradients of q, k and v, and of the case's other arrays that have them."""
+    """The output, or for a backward case the gradients: of q, k, v, and of bias and sinks."""
     group = case.heads_q // case.heads_kv
     q, k, v, dout = (widened(a) for a in (inputs.q, inputs.k, inputs.v, inputs.dout))
     k, v = (np.repeat(a, group, axis=2) for a in (k, v))
@@ -49,7 +49,7 @@ def whole_attention(case: Case, inputs: Inputs) -> list[Any]:
 
 
 def _position(case: Case) -> Any:
-    """The position of every query among the keys, one a row."""
+    """The position of every query among the keys, as a column."""
     return np.arange(case.seqlen_q)[:, None] + case.seqlen_kv - case.seqlen_q
 
 

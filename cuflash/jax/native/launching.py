@@ -25,7 +25,7 @@ __all__ = ["of", "run_kernels"]
 _parameters, _addresses = room(MOST_PARAMETERS), room(8 * MOST_TENSORS)
 _few_words = room(256)
 
-# Bytes of records. Numba takes plain integers.
+# Bytes of the records, as plain integers for Numba.
 _TENSOR, _KERNEL, _PATCH, _MAP = (
     8 * size for size in (len(Tensor), len(Kernel), len(Patch), Map.refused + 1)
 )
@@ -99,7 +99,7 @@ def _counter_of(table: int, device: int, stream: int, workspace: int, place: int
 
 @compiled
 def _fill_maps(table: int, kernel: int, addresses: int, words: int, place: int) -> int:
-    """Write the tensor maps of a kernel; return CUDA's error, and write the text for it."""
+    """Write the tensor maps of a kernel; return CUDA's error, and write where its text is."""
     driver = table + 8 * of(table, Table.driver)
     one = table + 8 * of(kernel, Kernel.maps)
     for _ in range(of(kernel, Kernel.map_count)):
@@ -133,7 +133,7 @@ def _fill_maps(table: int, kernel: int, addresses: int, words: int, place: int) 
 def _fill(
     table: int, kernel: int, addresses: int, workspace: int, counter: int, words: int, place: int
 ) -> int:
-    """Write the parameters of a kernel; return CUDA's error, and write the text for it."""
+    """Write the parameters of a kernel; return CUDA's error, and write where its text is."""
     template = table + 8 * of(kernel, Kernel.template)
     for i in range(of(kernel, Kernel.words)):
         store(words + 8 * i, load(template + 8 * i))

@@ -23,7 +23,7 @@ _NUMBERS = (*_LENGTHS, "page_table", "cache_batch_idx", "rotary_cos", "rotary_si
 
 
 def _joined(axes: Axes) -> Axes:
-    """The same elements with axes as long as they can be: heads and rows of a packed group."""
+    """The same elements with as few axes as possible: heads and rows of a packed group are one."""
     joined: Axes = []
     for n, stride in sorted(axes, key=lambda axis: abs(axis[1])):
         if joined and stride == joined[-1][0] * joined[-1][1]:

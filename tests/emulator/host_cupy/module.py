@@ -32,7 +32,7 @@ class _Stream:
 
 
 def modules_of(runtime: Runtime) -> dict[str, types.ModuleType]:
-    """By name, for ``sys.modules``."""
+    """The modules by name, for ``sys.modules``."""
     cupy = _module("cupy", **_functions(runtime))
     cupy.ndarray = runtime.ndarray  # type: ignore[attr-defined]
     cupy.cuda = _cuda(runtime)  # type: ignore[attr-defined]
