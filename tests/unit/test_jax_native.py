@@ -247,3 +247,10 @@ def test_parameters_may_be_as_large_as_cuda_takes_them(two: Native) -> None:
     got = [_without(words, 0) for words in two.fake.launched]
     assert max(map(len, got)) > 8 * 1024
     assert got == _prepared_words(two, 0, 0)
+
+
+def test_a_merge_may_begin_before_the_chunks_have_ended(two: Native) -> None:
+    """The kernel of the chunks waits for the kernel before it, as all others do."""
+    two.add(algorithm="fa2", kv_chunk=32)
+    two.run()
+    assert two.driver.overlapped == [False, True]
