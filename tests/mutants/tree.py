@@ -27,7 +27,7 @@ def plant(bug: Bug | OutsideBug, tree: Path) -> None:
 
 
 def copy_tree(into: Path) -> Path:
-    """Copy the files that the tests need, with the bytecode of modules that were imported before."""
+    """Copy the files that the tests need, with the bytecode of imported modules."""
     for part in PARTS:
         source = ROOT / part
         if source.is_dir():
