@@ -51,7 +51,7 @@ def pages() -> list[Case]:
 def _decoded(sizes: tuple[tuple[int, int, int, int, int], ...]) -> list[Case]:
     return [
         Case(
-            *("forward", "bfloat16", batch, heads_q, heads_kv, dim, dim, 1, keys, False, "fa3"),
+            *("forward", "bfloat16", batch, heads_q, heads_kv, dim, dim, 1, keys, False, "fa2"),
             kvcache=True,
             rotated=True,
         )

@@ -63,12 +63,16 @@ FEATURE_KERNELS = {
 }
 
 #: The kernels that a feature adds to both passes of one generation.
-GENERATION_KERNELS = {("mask", "fa3"): (("steps", "summarise_mask"),)}
+GENERATION_KERNELS = {
+    ("mask", "fa3"): (("steps", "summarise_mask"),),
+    ("split_keys", "fa2"): (("fa2", "forward_few"),),
+}
 
 #: Headers that a feature adds to the kernels of one generation, besides the feature's own header.
 FEATURE_HEADERS = {
     ("bias", "fa3"): ("features/bias_staged.cuh",),
     ("mask", "fa3"): ("features/mask_packed.cuh",),
+    ("split_keys", "fa2"): ("features/kv_chunks.cuh", "features/packed_group.cuh"),
     ("split_keys", "fa3"): ("features/kv_chunks.cuh", "features/packed_group.cuh"),
 }
 

@@ -91,20 +91,6 @@ struct Fa2ForwardParams {
   Shape shape;
 };
 
-// The same for few queries, see fa2/forward_few.cu.
-struct Fa2ForwardFewParams {
-  Tensor q;
-  Tensor k;
-  Tensor v;
-  Tensor out;
-  RowVector lse;
-  double scale;
-  float factor;
-  long long head_group;
-  Shape shape;
-  long long chunk_tiles;  // tiles of a chunk, where a block merges chunks
-};
-
 // delta = rowsum(dout * out) - dlse, contiguous over [batch, heads_q, seqlen_q].
 struct DeltaParams {
   Tensor out;

@@ -8,6 +8,7 @@
 #include "../tile/shared_tile.cuh"
 #include "../tile/softmax.cuh"
 #include "../tile/stored.cuh"
+#include "forward_few_params.cuh"
 
 namespace cuflash::fa2 {
 

@@ -23,6 +23,7 @@ from ..architectures import LIMITS
 from ..turns import has_turn
 from .featured import FEATURED, featured_problems
 from .few import few_calls
+from .few_rows import few_row_calls
 from .short import short_calls
 from .spills import BLOCK_MASK_SPILLS, LENGTHS_SPILLS, TEXT_SPILLS
 from .split import SplitCall, split_calls
@@ -175,6 +176,8 @@ def rows(architecture: str) -> dict[str, KernelConfig]:
     for algorithm in ("fa2", "fa3") if architecture == "90" else ():
         calls = (call for call in split_calls(_few()) if call.algorithm == algorithm)
         found = _both(found, _named(architecture, calls, ()))
+    if architecture in ("80", "89", "90"):
+        found = _both(found, _named(architecture, few_row_calls(_few()), ()))
     if architecture == "90":
         found = _both(found, _named(architecture, few_calls(_few()), ()))
         found = _both(found, _named(architecture, short_calls(_few()), ()))
@@ -264,7 +267,7 @@ def _constants(c: KernelConfig) -> list[str]:
     constants, parts = dict(c.constants), []
     if c.kernel == "merge":
         parts += [f"{constants['block_q']}x{constants['block_kv']}"]
-        parts += ["shared"] * constants["shared_rows"]
+        parts += ["shared"] * constants["shared_rows"] + ["in-order"] * constants["in_order"]
     summaries = "summarise_mask", "list_blocks"
     if "block_q" in constants and (c.generation == "fa3" or c.kernel in summaries):
         parts.append(f"{constants['block_q']}x{constants['block_kv']}")
@@ -276,7 +279,11 @@ def _constants(c: KernelConfig) -> list[str]:
         parts.append("ordered")
     if c.kernel == "list_items":
         parts.append(f"of-{constants['block']}")
-    named = ("rows_of_keys", "one_row") if c.kernel in summaries else ("parted", "stays")
+    named = (
+        ("rows_of_keys", "one_row")
+        if c.kernel in summaries
+        else ("parted", "stays", "merges_chunks")
+    )
     named = ("rows_of_keys", "last_first") if c.kernel == "list_items" else named
     parts += [name for name in named if constants.get(name)]
     if c.kernel == "summarise_mask" and not constants["listed"]:

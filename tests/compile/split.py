@@ -13,7 +13,7 @@ from cuflash.planning.plan import Algorithm, Plan, plan
 from cuflash.planning.problem import AttentionProblem
 from cuflash.planning.tiles.fa3_tables import FORWARD_OF_FEW
 
-__all__ = ["SplitCall", "split_calls"]
+__all__ = ["SplitCall", "of_caches", "split_calls"]
 
 #: Chunks per row: enough that warps of ``merge`` share it, and few.
 _CHUNKS = (512, 4096)
@@ -60,17 +60,17 @@ def split_calls(plain: AttentionProblem) -> Iterator[SplitCall]:
     yield SplitCall(with_features(few, {}, {"sinks": sinks}), "fa3", (64, 64), 512)
     for width, algorithm in product((64, 128, 256), ("fa2", "fa3")):
         of = replace(few, head_dim=width, head_dim_v=width, seqlen_q=1, heads_q=8, heads_kv=2)
-        for problem in _of_caches(of):
+        for problem in of_caches(of):
             blocks = (64, 64) if algorithm == "fa3" else None
             yield SplitCall(problem, algorithm, blocks, 512)
     for width, storage in product((64, 128, 256), ("bfloat16", "float16")):
         of = replace(few, head_dim=width, head_dim_v=width, seqlen_q=1, heads_q=8, heads_kv=2)
         of = replace(of, storage=storage, output=storage, float8=True)
-        for problem in _of_caches(of):
+        for problem in of_caches(of):
             for blocks in ((64, 64), (64, 128)) if width == 128 else ((64, 64),):
                 yield SplitCall(problem, "fa3", blocks, 512)
     wide = replace(few, storage="float32", output="float32", seqlen_q=1)
-    yield SplitCall(next(_of_caches(wide)), "fa2")
+    yield SplitCall(next(of_caches(wide)), "fa2")
     capped = with_features(few, {"softcap": 50.0}, {})
     yield SplitCall(capped, "fa3", (64, 64), 4096)
     yield SplitCall(capped, "fa2", None, 4096)
@@ -85,7 +85,7 @@ def _of_one_query(one: AttentionProblem) -> Iterator[tuple[str, AttentionProblem
     yield "window", with_features(replace(one, mask="left", q_first=12000), {}, {})
 
 
-def _of_caches(one: AttentionProblem) -> Iterator[AttentionProblem]:
+def of_caches(one: AttentionProblem) -> Iterator[AttentionProblem]:
     """Paged caches; caches after padding, whose groups are not packed; float8 with scales."""
     used = {"seqused_kv": Operand("seqused_kv", "int32", (one.batch,))}
     if one.float8:

@@ -1,0 +1,50 @@
+"""Forward passes of few queries, by the kernel of FlashAttention-2 whose warps divide the keys."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import product
+
+from cuflash.errors import UnsupportedError
+from cuflash.features.packed_group import with_packed_group
+from cuflash.planning.device import DeviceLimits
+from cuflash.planning.fa2 import fa2_plan
+from cuflash.planning.plan import Plan
+from cuflash.planning.problem import AttentionProblem
+from cuflash.planning.tiles.fa2_few import few_tile, merging_tile
+from cuflash.planning.tiles.fa2_tables import FEW_BUCKETS
+
+from .split import SplitCall, of_caches
+
+__all__ = ["few_row_calls"]
+
+_CHUNK = 512
+
+
+@dataclass(frozen=True)
+class _MergingCall(SplitCall):
+    """A problem whose blocks merge the chunks of their rows."""
+
+    def plan(self, limits: DeviceLimits) -> Plan:
+        tile = few_tile(with_packed_group(self.problem), limits)
+        merging = None if tile is None else merging_tile(tile, limits, _CHUNK)
+        if merging is None:
+            raise UnsupportedError("no room for results")
+        return fa2_plan(self.problem, limits, None, (), tile=merging)
+
+
+def few_row_calls(plain: AttentionProblem) -> Iterator[SplitCall]:
+    """Calls of one query and of sixteen; ``plain`` is the rest of their problem."""
+    one = replace(plain, seqlen_q=1, seqlen_kv=16384, heads_q=8, heads_kv=2)
+    for width, dtype in (*product(FEW_BUCKETS, ("bfloat16",)), (128, "float16")):
+        of = replace(one, head_dim=width, head_dim_v=width, storage=dtype, output=dtype)
+        yield _MergingCall(of, "fa2")
+        for problem in (*of_caches(of), *of_caches(replace(of, float8=True))):
+            yield SplitCall(problem, "fa2", None, _CHUNK)
+        yield _MergingCall(next(of_caches(of)), "fa2")
+        yield _MergingCall(next(of_caches(replace(of, float8=True))), "fa2")
+    several = replace(one, seqlen_q=16, storage="bfloat16", output="bfloat16")
+    for width, mask in product((64, 128), ("causal", "band")):
+        of = replace(several, head_dim=width, head_dim_v=width, mask=mask)
+        yield SplitCall(replace(of, q_offset=16368, q_first=9000), "fa2", None, _CHUNK)
