@@ -233,9 +233,10 @@ def attention_with_kvcache(
         As for :func:`attention`; and on CUDA for ``algorithm="fa1"`` with
         ``page_table``, ``cache_batch_idx``, ``cache_leftpad`` or ``cu_seqlens_q``, and
         for "fa3" if its tiles are not a whole number of pages: "auto" then takes "fa2".
-        Only "fa3" has kernels for float8 caches, on Hopper GPUs. They need head_dims that
-        are multiples of 16, pages of multiples of 8 slots, addresses and strides that are
-        multiples of 16 bytes, and no ``cache_leftpad`` with a ``page_table``.
+        Float8 caches need head_dims that are multiples of 16, and addresses and strides
+        that are multiples of 16 bytes. Up to 16 queries, or 16 query heads of one query,
+        take "fa2", from compute capability 8.9 on; more take "fa3", on Hopper GPUs, with
+        pages of multiples of 8 slots and no ``cache_leftpad`` with a ``page_table``.
     BackendUnavailableError, ToolchainError, CompileError, LaunchError
         As for :func:`attention`.
 

@@ -279,11 +279,8 @@ def _constants(c: KernelConfig) -> list[str]:
         parts.append("ordered")
     if c.kernel == "list_items":
         parts.append(f"of-{constants['block']}")
-    named = (
-        ("rows_of_keys", "one_row")
-        if c.kernel in summaries
-        else ("parted", "stays", "merges_chunks")
-    )
+    named = ("parted", "stays", "merges_chunks")
+    named = ("rows_of_keys", "one_row") if c.kernel in summaries else named
     named = ("rows_of_keys", "last_first") if c.kernel == "list_items" else named
     parts += [name for name in named if constants.get(name)]
     if c.kernel == "summarise_mask" and not constants["listed"]:
