@@ -5,11 +5,12 @@ from __future__ import annotations
 from .planning.problem import MAX_SEQLEN, Operation
 from .planning.tiles import fa2_tables, fa3_tables
 from .planning.tiles.bias import WALKERS
+from .planning.tiles.fa2_few import ROWS
 
 __all__ = ["GROUPS", "entries_of", "groups_of", "heads_of", "telling_lengths", "windows_of"]
 
 #: Query heads for each kv head.
-GROUPS = (1, 8, 64)
+GROUPS = (1, 8, 16, 64)
 #: Heads of all batch entries. With few heads, plans take smaller tiles.
 _HEADS = tuple(4**i for i in range(7))
 #: The same where lengths are given and plans differ only in the heads.
@@ -27,7 +28,7 @@ def groups_of(operation: Operation, seqlen_q: int) -> tuple[int, ...]:
     """Query heads for each kv head at which plans change: they share sums, or rows of a tile."""
     if operation == "backward":
         return (1, 64)
-    return (1, 8) if seqlen_q == 1 else (1,)
+    return (1, ROWS // 2, ROWS, 64) if seqlen_q == 1 else (1,)
 
 
 def entries_of(operation: Operation, bias: str | None) -> tuple[int, ...]:
@@ -52,7 +53,7 @@ def telling_lengths() -> tuple[tuple[int, int], ...]:
 
     They include both sides of every length at which the tables change, and enough lengths in
     between for plans that depend on lengths and heads. There are as many queries as keys, or
-    one query as in decoding.
+    one query as in decoding, or as many as the kernel for few queries takes.
     """
     shorter = [n for row in fa3_tables.FORWARD for n in (row.longest, row.longest_causal)]
     shorter += [row.longest for row in fa3_tables.FORWARD_WITH_PAIRS]
@@ -60,4 +61,4 @@ def telling_lengths() -> tuple[tuple[int, int], ...]:
     longer = [row.shortest - 1 for rows in fa2_tables.FORWARD.values() for row in rows]
     edges = [n for last in (*shorter, *longer) for n in (last, last + 1)]
     lengths = {*_LENGTHS, *(n for n in edges if 1 <= n <= MAX_SEQLEN)}
-    return tuple((queries, keys) for keys in sorted(lengths) for queries in (keys, 1))
+    return tuple((queries, keys) for keys in sorted(lengths) for queries in (keys, 1, ROWS))

@@ -6,10 +6,10 @@
 //
 //   sum = sum_c s_c e^(r_c - r),   out = sum_c s_c e^(r_c - r) o_c / sum,   lse = r + log(sum),
 //
-// added up in an order that depends only on the number of chunks; or, for few queries, chunk after
-// chunk (tile/running_ends.cuh). Ends of rows, such as a sink, are
-// applied here, once. One warp merges a row, or all warps of a block do, each for an equal number
-// of neighbouring chunks; a lane has some of the columns.
+// added up in an order that depends only on the number of chunks; for few queries chunk after chunk
+// (tile/running_ends.cuh). Ends of rows, such as a sink, are applied here, once. One warp merges a
+// row, or several warps of a block do. They have neighbouring chunks each, or neighbouring columns
+// where the chunks come one after the other. A lane has some of the columns.
 #include "../ptx/dependent_launch.cuh"
 #include "../tile/copy.cuh"
 #include "../tile/mask.cuh"
@@ -161,7 +161,10 @@ struct MergedRow {
       const Compute x = Logits<Config>::normalise(output[n], sum, keep, inverse);
       if (column < params.shape.head_dim_v) out[column] = from_compute<Output>(x);
     }
-    if (lane == 0 && first_column() == 0 && params.lse.data != nullptr) {
+    if constexpr (Config::warps_of_row > 1) {
+      if (first_column() != 0) return;
+    }
+    if (lane == 0 && params.lse.data != nullptr) {
       *row_number<typename Config::Statistics>(params.lse, seq, head, row) =
           lse_of_row<Config>(seq, row, reference, sum);
     }
@@ -201,14 +204,15 @@ __device__ inline void merge(const typename Config::Params& params) {
   }
   const KvRange chunks = Config::Chunks::template chunks_of<Config>(
       params, kv_range<Config>(seq, row / Config::block_q));
-  MergedRow<Config> merged;
   if constexpr (Config::overlaps) ptx::wait_for_kernel_before();
   if constexpr (Config::in_order) {
+    MergedRow<Config> merged;
     const Compute last = merged.add_in_order(params, seq, head, row, chunks);
     merged.store(params, seq, head, row, last);
     return;
   }
   const Compute reference = largest_reference<Config>(params, seq, head, row, chunks);
+  MergedRow<Config> merged;
   merged.add(params, seq, head, row, subtrahend(reference), own_chunks<Config>(chunks));
   if constexpr (Config::shared_rows) {
     merged.collect(reinterpret_cast<Compute*>(shared_bytes));

@@ -135,7 +135,8 @@ class MergeTile:
         numbers = self.warps * (ceil_div(self.head_dim_v, 32) * 32 + 1) * self.shared_rows
         shared = shared_array(numbers, self.compute)
         narrow = self.head_dim_v <= 128 and self.compute == "float32" and not self.shared_rows
-        return Footprint(shared, 40, 32 * self.warps, 6 if narrow else 2)
+        blocks = 4 if self.in_order else 6 if narrow else 2
+        return Footprint(shared, 40, 32 * self.warps, blocks)
 
     def constants(self) -> dict[str, int]:
         """Return the constants that the device code reads from ``Config``."""
