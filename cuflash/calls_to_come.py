@@ -164,7 +164,8 @@ def problems_of(calls: Calls) -> Iterator[AttentionProblem]:
         for (seqlen_q, seqlen_kv), heads, group, window, batch in product(
             seqlens, heads_of(operation, calls.seqlens is not None), GROUPS, windows, entries
         ):
-            if heads * group > _MOST_HEADS or group not in groups_of(operation, seqlen_q):
+            groups = groups_of(operation, (seqlen_q, seqlen_kv), calls.seqlens is not None)
+            if heads * group > _MOST_HEADS or group not in groups:
                 continue
             if batch > 1 and operation == "backward" and seqlen_q * seqlen_kv > _FEW_BLOCKS:
                 continue

@@ -15,6 +15,8 @@ GROUPS = (1, 8, 16, 64)
 _HEADS = tuple(4**i for i in range(7))
 #: The same where lengths are given and plans differ only in the heads.
 _EVERY_HEAD = tuple(sorted({*range(1, 65), *(int(64 * 1.15**i) for i in range(30)), *_HEADS}))
+#: Keys that few queries have whole, and keys that are split among blocks.
+_KEYS_OF_FEW = 64, 2**17
 #: Beyond the last length no tile changes.
 _LENGTHS = tuple(2**i for i in range(4, 18))
 
@@ -24,11 +26,18 @@ def heads_of(operation: Operation, of_lengths: bool) -> tuple[int, ...]:
     return _EVERY_HEAD if of_lengths and operation == "forward" else _HEADS
 
 
-def groups_of(operation: Operation, seqlen_q: int) -> tuple[int, ...]:
-    """Query heads for each kv head at which plans change: they share sums, or rows of a tile."""
+def groups_of(operation: Operation, lengths: tuple[int, int], of_lengths: bool) -> tuple[int, ...]:
+    """Query heads for each kv head at which plans change: they share sums, or rows of a tile.
+
+    With one query up to ``ROWS`` heads are rows of the kernel for few queries. It has two
+    forms, with keys that are split and keys that are not, so two lengths represent the
+    others, if no lengths are given.
+    """
     if operation == "backward":
         return (1, 64)
-    return (1, ROWS // 2, ROWS, 64) if seqlen_q == 1 else (1,)
+    if lengths[0] > 1:
+        return (1,)
+    return (1, ROWS // 2, *(ROWS,) * (of_lengths or lengths[1] in _KEYS_OF_FEW), 64)
 
 
 def entries_of(operation: Operation, bias: str | None) -> tuple[int, ...]:
@@ -53,7 +62,7 @@ def telling_lengths() -> tuple[tuple[int, int], ...]:
 
     They include both sides of every length at which the tables change, and enough lengths in
     between for plans that depend on lengths and heads. There are as many queries as keys, or
-    one query as in decoding, or as many as the kernel for few queries takes.
+    one query as in decoding; at some lengths as many as the kernel for few queries takes.
     """
     shorter = [n for row in fa3_tables.FORWARD for n in (row.longest, row.longest_causal)]
     shorter += [row.longest for row in fa3_tables.FORWARD_WITH_PAIRS]
@@ -61,4 +70,5 @@ def telling_lengths() -> tuple[tuple[int, int], ...]:
     longer = [row.shortest - 1 for rows in fa2_tables.FORWARD.values() for row in rows]
     edges = [n for last in (*shorter, *longer) for n in (last, last + 1)]
     lengths = {*_LENGTHS, *(n for n in edges if 1 <= n <= MAX_SEQLEN)}
-    return tuple((queries, keys) for keys in sorted(lengths) for queries in (keys, 1, ROWS))
+    few = ((ROWS, keys) for keys in _KEYS_OF_FEW)
+    return (*((queries, keys) for keys in sorted(lengths) for queries in (keys, 1)), *few)

@@ -212,7 +212,8 @@ def test_packed_sequences_come_with_nothing_that_is_refused_beside_them() -> Non
 def test_each_kernel_is_listed_once_and_no_more_than_some_call_needs() -> None:
     listed = kernels_of(HALF, LIMITS["90"])
     assert len(set(listed)) == len(listed)
-    assert {kernel.generation for kernel in listed} == {"fa3", "steps"}
+    assert {kernel.generation for kernel in listed} == {"fa2", "fa3", "steps"}
+    assert {kernel.kernel for kernel in listed if kernel.generation == "fa2"} == {"forward_few"}
     calls = replace(HALF, operations=("forward",), masks=("full",), seqlens=((4096, 4096),))
     plain = replace(_any_problem(calls, random.Random(7)), batch=1, seqlen_q=4096, seqlen_kv=4096)
     needed = {
