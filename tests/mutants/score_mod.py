@@ -75,7 +75,7 @@ BUGS = (
     _bug(
         "functions of scores are given scores that are not scaled",
         _TERM,
-        "natural(rounded_product(score, inner), Compute(1))",
+        "natural({score, inner}, Compute(1))",
         "natural(score, Compute(1))",
         _HALF,
     ),
@@ -124,8 +124,8 @@ BUGS = (
     _bug(
         "the derivative of the reciprocal root rises",
         _WORDS,
-        "quotient<kExact>(Real(-0.5) * y, x.value)",
-        "quotient<kExact>(Real(0.5) * y, x.value)",
+        "quotient<kExact>(Real(-0.5) * y, x.value())",
+        "quotient<kExact>(Real(0.5) * y, x.value())",
         _HALF,
     ),
     _bug(
@@ -145,8 +145,8 @@ BUGS = (
     _bug(
         "the derivative of log2 is that of log",
         _WORDS,
-        "quotient<kExact>(static_cast<Real>(cuflash::kLog2E), x.value)",
-        "quotient<kExact>(Real(1), x.value)",
+        "quotient<kExact>(static_cast<Real>(cuflash::kLog2E), x.value())",
+        "quotient<kExact>(Real(1), x.value())",
         _HALF,
     ),
     _bug(
@@ -166,29 +166,29 @@ BUGS = (
     _bug(
         "the derivative of cos is sin",
         _WORDS,
-        "cos(x.value), -sin(x.value)",
-        "cos(x.value), sin(x.value)",
+        "cos(x.value()), -sin(x.value())",
+        "cos(x.value()), sin(x.value())",
         _HALF,
     ),
     _bug(
         "a power's derivative has the power itself",
         _WORDS,
-        "y * pow(x.value, y - Real(1))",
-        "y * pow(x.value, y)",
+        "y * pow(x.value(), y - Real(1))",
+        "y * pow(x.value(), y)",
         _HALF,
     ),
     _bug(
         "a power of two functions has no derivative by its exponent",
         _WORDS,
-        "::fma(by_x, x.slope, log(x.value) * z * y.slope)",
-        "by_x * x.slope",
+        "::fma(by_x, x.slope(), log(x.value()) * z * y.slope())",
+        "by_x * x.slope()",
         _HALF,
     ),
     _bug(
         "a magnitude keeps the slope of what it negates",
         _WORDS,
-        "Value fabs(Value x) { return x.value < 0 ? -x : x; }",
-        "Value fabs(Value x) { return {fabs(x.value), x.slope}; }",
+        "Value fabs(Value x) { return x.value() < 0 ? -x : x; }",
+        "Value fabs(Value x) { return {fabs(x.value()), x.of_slope}; }",
         _HALF,
     ),
     _bug(
@@ -245,6 +245,20 @@ BUGS = (
         _DUAL,
         "return *this = *this + b;",
         "return *this = Dual((*this + b).of_value, of_slope);",
+        _HALF,
+    ),
+    _bug(
+        "a function times a number keeps its factor",
+        _DUAL,
+        "Factored operator*(Real b) const { return {number, factor * b}; }",
+        "Factored operator*(Real b) const { return {number, factor}; }",
+        _HALF,
+    ),
+    _bug(
+        "the chain rule loses a factor",
+        _DUAL,
+        "return {b * number, factor};",
+        "return {b * number};",
         _HALF,
     ),
     _bug(
