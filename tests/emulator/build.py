@@ -44,6 +44,8 @@ FLAGS = ("-std=c++20", "-O1", "-w", "-fPIC", "-ffp-contract=off", UNHARDENED)
 
 #: The header that a kernel's text includes first: the emulator, and the kernel before ``Config``.
 PRECOMPILED = "kernel.hpp"
+#: The part of the emulator that kernels call, compiled once to a library.
+SCHEDULER = "scheduler.hpp"
 
 _ENTRY = """
 namespace cuflash::{generation} {{
@@ -200,7 +202,7 @@ def _folder() -> Path:
     """The folder of compiled kernels, of this process or of all that share ``KEPT``."""
     given = os.environ.get(KEPT)
     if given:
-        return Path(given)
+        return Path(given).absolute()
     made = Path(tempfile.mkdtemp(prefix="cuflash-emulator-"))
     atexit.register(shutil.rmtree, made, ignore_errors=True)
     return made
@@ -214,9 +216,23 @@ def _library(root: Path, config: KernelConfig, text: str, digest: str) -> Path:
             headers = _precompiled(root, config)
             made = Path(tempfile.mkdtemp(dir=_folder()))
             (made / "kernel.cpp").write_text(text)
-            _gcc("-shared", f"-I{headers}", made / "kernel.cpp", "-o", made / "kernel.so")
+            sources = (made / "kernel.cpp", _scheduler())
+            _gcc("-shared", f"-I{headers}", *sources, "-o", made / "kernel.so")
             (made / "kernel.so").replace(kept)
             shutil.rmtree(made)
+    return kept
+
+
+def _scheduler() -> Path:
+    """The library that runs the threads of all kernels."""
+    text = b"".join(path.read_bytes() for path in sorted(HERE.glob("*.h*")))
+    kept = _folder() / f"scheduler-{hashlib.sha256(text).hexdigest()}.so"
+    with _alone(kept.name):
+        if not kept.exists():
+            made = Path(tempfile.mkdtemp(dir=_folder()))
+            _gcc("-shared", "-x", "c++", HERE / SCHEDULER, "-o", made / SCHEDULER)
+            (made / SCHEDULER).replace(kept)
+            made.rmdir()
     return kept
 
 

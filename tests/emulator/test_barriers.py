@@ -125,6 +125,7 @@ _PROGRAM = """\
 #include "ptx/proxy_fence.cuh"
 #include "ptx/turn.cuh"
 #include "ptx/wgmma.cuh"
+#include "scheduler.hpp"
 using namespace cuflash::ptx;
 alignas(1024) unsigned char shared[4096];
 alignas(16) unsigned char memory[16] = {{1}};

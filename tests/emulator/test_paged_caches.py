@@ -223,7 +223,8 @@ def test_tiles_go_with_pages(slots: int) -> None:
     ],
 )
 def test_what_fa3_does_not_take_fa2_does(slots: int, leftpad: Any, said: str) -> None:
-    built = build(replace(_PAGED, slots=slots, pages=3, lengths=(30, 1), leftpad=leftpad))
+    case = replace(_PAGED, slots=slots, pages=3, lengths=(30, 1), leftpad=leftpad, queries=17)
+    built = build(case)
     with host_cupy() as host:
         with pytest.raises(cuflash.UnsupportedError, match=said):
             attended(host, built, "fa3")

@@ -163,6 +163,8 @@ class FakeDriver:
     ----------
     asked
         Names of the called functions, in order.
+    overlapped
+        Whether each launch may begin before the one before it has ended, in order.
     failing
         The error of a function, by its name.
     """
@@ -174,6 +176,7 @@ class FakeDriver:
         self.asked: list[str] = []
         self.failing: dict[str, int] = {}
         self.raised: list[BaseException] = []
+        self.overlapped: list[bool] = []  # whether each launch may begin early
         self.contexts = [self.CONTEXT]  # of the calling thread; the last is current
         self.stream_context = self.CONTEXT
         self.capturing: set[int] = set()
@@ -205,7 +208,11 @@ class FakeDriver:
     def _launch(self, config: int, function: int, parameters: int, extra: int) -> None:
         one = LaunchConfig.from_address(config)
         assert (one.y, one.z, one.ty, one.tz) == (1, 1, 1, 1)
-        assert (one.attributes, one.count, extra) == (None, 0, 0)
+        assert (bool(one.attributes), extra) == (one.count == 1, 0)
+        if one.count:
+            words = (ctypes.c_int64 * 2).from_address(one.attributes)
+            assert [*words] == [6, 1]  # programmatic stream serialization, allowed
+        self.overlapped.append(bool(one.count))
         block = one.threads, 1, 1
         self.launch_kernel(function, one.x, 1, 1, *block, one.shared, one.stream, parameters, 0)
 

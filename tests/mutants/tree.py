@@ -22,14 +22,16 @@ def plant(bug: Bug | OutsideBug, tree: Path) -> None:
     if text.count(bug.find) != 1:
         raise SystemExit(f"{bug.name}: {bug.find!r} stands {text.count(bug.find)} times")
     path.write_text(text.replace(bug.find, bug.replace))
+    for compiled in path.parent.glob(f"__pycache__/{path.stem}.*"):
+        compiled.unlink()
 
 
 def copy_tree(into: Path) -> Path:
-    """Copy the files that the tests need."""
+    """Copy the files that the tests need, with the bytecode of imported modules."""
     for part in PARTS:
         source = ROOT / part
         if source.is_dir():
-            ignored = shutil.ignore_patterns("__pycache__", ".hypothesis")
+            ignored = shutil.ignore_patterns("*.pyc.*", ".hypothesis")  # files being written
             shutil.copytree(source, into / part, ignore=ignored)
         elif source.exists():
             shutil.copy(source, into / part)

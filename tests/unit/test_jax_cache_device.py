@@ -110,14 +110,13 @@ def test_what_the_device_refuses_is_said_when_lowering() -> None:
         step.trace(q, cache).lower(lowering_platforms=("cuda",))
 
 
-@pytest.mark.parametrize("algorithm", ["fa1", "fa2"])
-def test_other_kernels_refuse_float8_caches_when_lowering(algorithm: Any) -> None:
+def test_other_kernels_refuse_float8_caches_when_lowering() -> None:
     q, cache = draw(Q, CACHE, dtype="float16")
     given: dict[str, Any] = {"cache_seqlens": 3, "k_scale": jnp.ones(()), "v_scale": 2}
     step = jax.jit(
-        lambda q, cache: attention_with_kvcache(q, cache, cache, **given, algorithm=algorithm)
+        lambda q, cache: attention_with_kvcache(q, cache, cache, **given, algorithm="fa1")
     )
-    says = rf"^{algorithm} does not read float8 caches \(k_scale and v_scale\)"
+    says = r"^fa1 does not read float8 caches \(k_scale and v_scale\)"
     with pytest.raises(cuflash.UnsupportedError, match=says):
         step.trace(q, cache.astype("float8_e4m3fn")).lower(lowering_platforms=("cuda",))
 

@@ -225,6 +225,7 @@ def test_devices_may_be_of_different_kinds(two: Native, monkeypatch: pytest.Monk
     """The first device needs no tile counter and no workspace; the second needs both."""
     kinds = "80", "90"
     monkeypatch.setattr(DeviceLimits, "query", lambda device: LIMITS[kinds[device]])
+    two.shapes = {"q": (2, 17, 4, 64)}  # more than the kernel for few queries takes
     made = two.add()
     needed = [planned.workspace_bytes for planned in made.plans.values()]
     assert not needed[0]
@@ -247,3 +248,10 @@ def test_parameters_may_be_as_large_as_cuda_takes_them(two: Native) -> None:
     got = [_without(words, 0) for words in two.fake.launched]
     assert max(map(len, got)) > 8 * 1024
     assert got == _prepared_words(two, 0, 0)
+
+
+def test_a_merge_may_begin_before_the_chunks_have_ended(two: Native) -> None:
+    """The kernel of the chunks waits for the kernel before it, as all others do."""
+    two.add(algorithm="fa2", kv_chunk=32)
+    two.run()
+    assert two.driver.overlapped == [False, True]

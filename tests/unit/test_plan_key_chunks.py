@@ -13,12 +13,14 @@ from cuflash.features.packed_group import with_packed_group
 from cuflash.features.table import with_features
 from cuflash.features.use import Operand
 from cuflash.planning.device import HostLimits
+from cuflash.planning.fa2_few import FewWork
 from cuflash.planning.forward_time import ForwardWork
 from cuflash.planning.invariant import batch_invariant_plan
 from cuflash.planning.key_chunks import chunk_of, divides, may_split
 from cuflash.planning.plan import Plan, plan
 from cuflash.planning.problem import AttentionProblem
 from cuflash.planning.tiles.common import ceil_div
+from cuflash.planning.tiles.fa2_few import Fa2FewTile
 
 from ..architectures import LIMITS
 from .test_forward_time import few
@@ -233,12 +235,18 @@ def test_blocks_that_are_asked_for_are_walked_whole() -> None:
 def test_a_batch_of_any_size_has_the_same_tile_and_chunk(
     lengths: tuple[int, int], architecture: str
 ) -> None:
+    """A block for each chunk and one that merges its chunks have the same results."""
     taken = set()
     for batch in (1, 2, 3, 7, 8, 16, 33, 64):
         chosen = batch_invariant_plan(few(batch, (32, 8), lengths), LIMITS[architecture])
         assert chosen.problem.batch == batch
+        tile, chunk = chosen.tile, chunk_of(chosen.problem)
+        if isinstance(tile, Fa2FewTile):
+            chunk = chunk or tile.chunk
+            taken.add((chosen.algorithm, chunk, replace(tile, chunk=0, num_slots=0)))
+            continue
         configs = tuple(launch.config for launch in chosen.launches)
-        taken.add((chosen.algorithm, chunk_of(chosen.problem), configs))
+        taken.add((chosen.algorithm, chunk, configs))
     assert len(taken) == 1
 
 
@@ -256,7 +264,7 @@ def test_a_batch_invariant_plan_is_that_of_a_usual_batch() -> None:
     """Where plans predict no time, it has the very same tile, not another tile of equal blocks."""
     for architecture, width, mask in product(("80", "90"), (64, 128, 256), ("full", "causal")):
         of_device = LIMITS[architecture]
-        for lengths in ((1, 8192), (300, 700)) * (architecture == "80") + ((4096, 4096),):
+        for lengths in ((17, 8192), (300, 700)) * (architecture == "80") + ((4096, 4096),):
             offset = lengths[1] - lengths[0]
             problem = few(8, (8, 2), lengths, width, mask=mask, q_offset=offset)
             assert batch_invariant_plan(problem, of_device) == plan(problem, of_device)
@@ -277,7 +285,10 @@ def test_a_batch_invariant_plan_is_nearly_the_fastest(
 
 
 def _reckoned(chosen: Plan) -> float:
-    """The predicted microseconds of a forward pass of FlashAttention-3."""
+    """The predicted microseconds of a forward pass."""
     tile, packed = chosen.tile, with_packed_group(chosen.problem)
+    if isinstance(tile, Fa2FewTile):
+        chunk = chunk_of(chosen.problem) or tile.chunk
+        return FewWork(packed, H200, tile, chunk, merges=tile.chunk > 0).time
     blocks = tile.block_q, tile.block_kv, tile.footprint.blocks_per_sm
     return ForwardWork(packed, H200, *blocks, chunk_of(chosen.problem)).time(tile.step)

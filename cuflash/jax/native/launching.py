@@ -163,7 +163,7 @@ def _launch(table: int, kernel: int, stream: int, words: int) -> int:
     attribute = config + 56
     store(attribute, 6)
     store(attribute + 8, 1)
-    store(config + 40, attribute)
+    store(config + 40, attribute * of(kernel, Kernel.overlaps))
     store(config + 48, of(kernel, Kernel.overlaps))
     parameters = attribute + 72
     store(parameters, words)

@@ -13,19 +13,9 @@ struct __half2 {
 };
 // Looks the number up in a table: the compiler's own conversion is a function call.
 inline float __half2float(__half h) {
-  static const std::vector<float> floats = [] {
-    std::vector<float> made(1 << 16);
-    for (unsigned i = 0; i < made.size(); ++i) {
-      const auto bits = static_cast<std::uint16_t>(i);
-      _Float16 x;
-      std::memcpy(&x, &bits, sizeof x);
-      made[i] = static_cast<float>(x);
-    }
-    return made;
-  }();
   std::uint16_t bits;
   std::memcpy(&bits, &h, sizeof bits);
-  return floats[bits];
+  return emulated::floats_of_halves[bits];
 }
 inline __half __float2half_rn(float value) { return __half(value); }
 inline __half2 __floats2half2_rn(float low, float high) { return {__half(low), __half(high)}; }

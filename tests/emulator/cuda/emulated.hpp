@@ -34,14 +34,12 @@ inline float2 make_float2(float x, float y) { return {x, y}; }
 #define gridDim (emulated::grid_size)
 #define blockDim (emulated::block_size)
 
-inline void __syncthreads() {
-  emulated::wait(emulated::block->barrier, emulated::block->fibers.size());
-}
+inline void __syncthreads() { emulated::wait(emulated::block->barrier, emulated::block->threads); }
 inline int __syncthreads_or(int value) {
   emulated::Barrier& barrier = emulated::block->barrier;
   int& any = barrier.any[barrier.generation % 2];  // keeps its value until the next barrier opens
   any |= value;
-  emulated::wait(barrier, emulated::block->fibers.size());
+  emulated::wait(barrier, emulated::block->threads);
   return any;
 }
 inline void __syncwarp() { emulated::sync_warp(); }

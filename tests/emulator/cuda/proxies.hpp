@@ -10,13 +10,7 @@ namespace emulated {
 constexpr unsigned kUnit = 2;
 
 // Notes a write of the current thread.
-inline void wrote(unsigned address, unsigned bytes) {
-  const auto me = static_cast<std::uint16_t>(current->index.x + 1);
-  for (unsigned unit = address / kUnit; unit < (address + bytes) / kUnit; ++unit) {
-    if (block->writers[unit] != me) current->unfenced.push_back(unit);
-    block->writers[unit] = me;
-  }
-}
+void wrote(unsigned address, unsigned bytes);
 
 // Notes a write if the address lies in shared memory.
 inline void wrote_if_shared(const void* pointer, unsigned bytes) {
@@ -25,13 +19,8 @@ inline void wrote_if_shared(const void* pointer, unsigned bytes) {
   wrote(static_cast<unsigned>(at - shared_base), bytes);
 }
 
-inline void fence_shared() {
-  const auto me = static_cast<std::uint16_t>(current->index.x + 1);
-  for (const unsigned unit : current->unfenced) {
-    if (block->writers[unit] == me) block->writers[unit] = 0;
-  }
-  current->unfenced.clear();
-}
+// Shows the current thread's writes to the copy engine and to products.
+void fence_shared();
 
 // Whether the copy engine and products see the bytes at an address.
 inline bool is_fenced(unsigned address) { return block->writers[address / kUnit] == 0; }

@@ -1,30 +1,32 @@
-// The state of an emulated thread block: threads, warps, barriers and work under way.
+// The state of an emulated thread block that kernels touch: threads, warps and barriers. What only
+// the scheduler touches is in scheduler.hpp. Every kernel is compiled with this file, so it
+// includes little: the standard library's containers would take most of the time.
 #pragma once
 
-#include <ucontext.h>
-#include <xmmintrin.h>
-
-#include <algorithm>
-#include <cmath>
-#include <csetjmp>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <deque>
-#include <functional>
-#include <map>
-#include <memory>
-#include <vector>
+#include <limits>
+
+// Without the special functions of C++17, which nothing here calls.
+#undef _GLIBCXX_USE_STD_SPEC_FUNCS
+#define _GLIBCXX_USE_STD_SPEC_FUNCS 0
+#include <cmath>
 
 using std::fma;
-using std::max;
-using std::min;
+template <class T>
+constexpr T max(T a, T b) {
+  return a < b ? b : a;
+}
+template <class T>
+constexpr T min(T a, T b) {
+  return b < a ? b : a;
+}
 
 namespace emulated {
 
 constexpr int kWarp = 32;
-constexpr std::size_t kStack = 256 * 1024;
 
 struct Barrier {
   unsigned arrived = 0;
@@ -51,53 +53,34 @@ struct Copy {
   bool valid;
 };
 
-using Work = std::function<void()>;
-
-// Groups of work. Groups are done in order, at the latest when they are waited for.
-struct Groups {
-  std::vector<Work> open;
-  std::deque<std::vector<Work>> closed;
-
-  void commit() {
-    closed.push_back(std::move(open));
-    open.clear();
+// A function without arguments, with the values that it captures.
+class Work {
+ public:
+  template <class Function>
+  Work(const Function& function)
+      : run_([](const void* held) { (*static_cast<const Function*>(held))(); }) {
+    static_assert(__is_trivially_copyable(Function) && sizeof(Function) <= sizeof held_);
+    std::memcpy(held_, &function, sizeof function);
   }
-  void retire(std::size_t pending) {
-    while (closed.size() > pending) {
-      for (const Work& work : closed.front()) work();
-      closed.pop_front();
-    }
-  }
-  bool empty() const { return open.empty() && closed.empty(); }
+  Work(const Work&) = default;
+  Work& operator=(const Work&) = default;
+  void operator()() const { run_(held_); }
+
+ private:
+  void (*run_)(const void*);
+  alignas(16) unsigned char held_[192];
 };
 
-// The accumulators of products under way, with the values that they must keep until these are done.
-struct Sums {
-  std::vector<float> value;
-  int products = 0;
-};
-
-struct Fiber {
-  ucontext_t begin;
-  std::jmp_buf place;  // where it stopped
-  bool begun = false;
-  std::unique_ptr<char[]> stack{new char[kStack]};
+struct Thread {
   Index index{0};
   const Barrier* waiting = nullptr;
   unsigned generation = 0;
-  const PhaseBarrier* phases = nullptr;  // the fiber waits there for the end of `phase`
+  const PhaseBarrier* phases = nullptr;  // the thread waits there for the end of `phase`
   unsigned phase = 0;
   bool done = false;
-  bool paused = false;  // until all warps have had their turn
-  std::vector<Copy> open;
-  std::deque<std::vector<Copy>> groups;
-  Groups products;
-  std::map<const float*, Sums> sums;  // of products that are under way
-  std::uint64_t asked = 0;            // digest of all products so far
-  bool ordered = false;               // whether a fence precedes the next product
-  Groups stores;
+  bool paused = false;   // until all warps have had their turn
+  bool ordered = false;  // whether a fence precedes the next product
   bool cleared = false;  // the copy engine stored to device memory, and no fence has followed
-  std::vector<unsigned> unfenced;  // see proxies.hpp
 
   bool runnable() const {
     return !done && !paused && (waiting == nullptr || waiting->generation != generation) &&
@@ -115,19 +98,15 @@ struct Warp {
 };
 
 struct Block {
-  std::vector<Fiber> fibers;
-  std::vector<Warp> warps;
+  Warp* warps;
+  unsigned threads;
   Barrier barrier;
   Barrier named[16];
-  std::map<unsigned, PhaseBarrier> phases;  // by their address
-  std::deque<Work> copies;                  // the copy engine's pending copies
-  std::vector<std::uint16_t> writers;       // see proxies.hpp
+  std::uint16_t* writers;  // see proxies.hpp
 };
 
 inline Block* block = nullptr;
-inline Fiber* current = nullptr;
-inline std::jmp_buf scheduler;
-inline const std::function<void()>* kernel = nullptr;
+inline Thread* current = nullptr;
 inline Index block_index{0};
 inline Index grid_size{0};
 inline unsigned launches = 0;  // launches of this kernel before this one

@@ -12,28 +12,21 @@ inline void async_copy_16(unsigned shared, const void* global, int bytes) {
     emulated::fail("cp.async: an address is not a multiple of 16");
   }
   if ((threadIdx.x / 32 + emulated::variant()) % 2 != 0) {
-    emulated::finish_group({{to, global, bytes != 0}});
+    emulated::finish({to, global, bytes != 0});
     return;
   }
-  emulated::current->open.push_back({to, global, bytes != 0});
+  emulated::copy_with_group({to, global, bytes != 0});
 }
 
 inline void async_copy_16_if(bool wanted, unsigned shared, const void* global, int bytes) {
   if (wanted) async_copy_16(shared, global, bytes);
 }
 
-inline void async_copy_commit() {
-  emulated::current->groups.push_back(std::move(emulated::current->open));
-  emulated::current->open.clear();
-}
+inline void async_copy_commit() { emulated::close_copies(); }
 
 template <int pending>
 inline void async_copy_wait() {
-  auto& groups = emulated::current->groups;
-  while (groups.size() > pending) {
-    emulated::finish_group(groups.front());
-    groups.pop_front();
-  }
+  emulated::wait_for_copies(pending);
 }
 
 }  // namespace cuflash::ptx

@@ -32,12 +32,12 @@ inline void bulk_store(void* to, unsigned shared, unsigned bytes) {
   if (emulated::variant() % 2 == 0) {
     work();
   } else {
-    emulated::current->stores.open.push_back(work);
+    emulated::store_later(work);
   }
 }
 
-inline void bulk_commit() { emulated::current->stores.commit(); }
+inline void bulk_commit() { emulated::close_stores(); }
 
-inline void bulk_wait() { emulated::current->stores.retire(0); }
+inline void bulk_wait() { emulated::wait_for_stores(); }
 
 }  // namespace cuflash::ptx

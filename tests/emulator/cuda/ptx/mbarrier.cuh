@@ -6,10 +6,7 @@
 namespace cuflash::ptx {
 
 inline void mbarrier_init(unsigned barrier, unsigned arrivals) {
-  std::memcpy(emulated::shared_at(barrier, 8), &emulated::kBarrierMark, 8);
-  if (!emulated::block->phases.try_emplace(barrier, arrivals, arrivals).second) {
-    emulated::fail("a barrier that is initialised twice");
-  }
+  emulated::begin_phases(barrier, arrivals);
 }
 
 inline void mbarrier_init_fence() {}

@@ -8,8 +8,7 @@ namespace cuflash::ptx {
 inline void fence_async_shared() { emulated::fence_shared(); }
 
 inline void fence_async_global() {
-  if (!emulated::current->stores.empty())
-    emulated::fail("a fence behind stores that are under way");
+  if (emulated::has_stores()) emulated::fail("a fence behind stores that are under way");
   emulated::current->cleared = false;
 }
 

@@ -6,8 +6,6 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-#include <limits>
-
 #include "load_matrix.cuh"
 #include "tensor_copy.cuh"
 
@@ -47,22 +45,11 @@ inline bool products_are_late() { return (threadIdx.x / 128 + emulated::variant(
 // Issues work that adds to `d`. All threads of a warpgroup pass the same `what`. No other code may
 // write to `d` until the work is done.
 template <int fragments>
-inline void multiply(float (&d)[fragments][2][2], unsigned long long what, emulated::Work work) {
-  emulated::Fiber& fiber = *emulated::current;
-  if (!fiber.ordered) emulated::fail("products without a fence before them");
-  fiber.asked = (fiber.asked + what + fragments) * 0x9e3779b97f4a7c15ull;
+inline void multiply(float (&d)[fragments][2][2], unsigned long long what,
+                     const emulated::Work& work) {
+  emulated::note_product(what + fragments);
   if (!products_are_late()) return work();
-  const float* first = &d[0][0][0];
-  emulated::Sums& sums = fiber.sums[first];
-  if (sums.products++ == 0) sums.value.assign(first, first + 4 * fragments);
-  fiber.products.open.push_back([=, &fiber, &sums, work = std::move(work)] {
-    if (std::memcmp(first, sums.value.data(), 16 * fragments) != 0) {
-      emulated::fail("sums that change while a product adds to them");
-    }
-    work();
-    sums.value.assign(first, first + 4 * fragments);
-    if (--sums.products == 0) fiber.sums.erase(first);
-  });
+  emulated::multiply_later(&d[0][0][0], 4 * fragments, work);
 }
 
 // d += a b for the two rows of a lane; left[i][k] is the element of row i at depth k.
@@ -135,12 +122,12 @@ inline void wgmma_fence() { emulated::current->ordered = true; }
 // cuda_src has a fence before every group, since most operands have just been written.
 inline void wgmma_commit() {
   emulated::current->ordered = false;
-  emulated::current->products.commit();
+  emulated::close_products();
 }
 
 template <int pending>
 inline void wgmma_wait() {
-  emulated::current->products.retire(pending);
+  emulated::wait_for_products(pending);
 }
 
 template <int fragments>
