@@ -26,7 +26,7 @@ _DQ_HAS_COME = """    ptx::wgmma_wait<2>();
 _DV_BESIDE = """
     }
     advance(state, dead_rows);
-    ptx::wgmma_wait<1>();"""
+    draw_ahead<"""
 
 BUGS = (
     Bug(
