@@ -118,6 +118,7 @@ __device__ inline void math_role(const BackwardContext<Config>& c, int warpgroup
   constexpr bool skips_hidden =
       Mask<Config>::has_first && !Types::q_parted_by_rows && !Config::listed;
   int step = c.steps_before;
+  draw_ahead<Config>(c.params, state, math.score_place(state));
 #pragma unroll 1
   do {
     if (skips_hidden && math.is_hidden(state.place)) {
@@ -131,7 +132,7 @@ __device__ inline void math_role(const BackwardContext<Config>& c, int warpgroup
   ptx::wgmma_wait<0>();
   ptx::wgmma_hold(dq.value[0]);
   if constexpr (Config::stays) pass_keys(c, steps - 1);
-  math.add_q(math.place_before(state, steps), state.dead_before, dq, steps - 1);
+  math.add_q(place_before(c, state, steps), state.dead_before, dq, steps - 1);
   math.end_sums();
   math.store_v(dv, 1.0f / static_cast<float>(1 << BackwardMath<Config>::exponent));
   math.store_k(dk);

@@ -1,7 +1,7 @@
 // FlashAttention-3 backward with dropped weights: a warp's kept P, and its dS, in registers.
 #pragma once
 
-#include "backward_score.cuh"
+#include "backward_draws.cuh"
 
 namespace cuflash::fa3 {
 
@@ -49,20 +49,6 @@ __device__ __forceinline__ void exponentiate_early(const typename Config::Params
   }
   ptx::wgmma_hold(weights.value);
 }
-
-// The masks of a warp's tile, as tile/weights.cuh describes them.
-template <class Config>
-struct StepDraws {
-  const typename Config::Weights weights;
-  const typename Config::Weights::template Draws<RowsOfKeys> draws;
-  __device__ __forceinline__ StepDraws(const typename Config::Params& params,
-                                       const RowsOfKeys& place)
-      : weights(params), draws(params, weights, place) {}
-  // The masks of the 16 queries that begin at 16 i.
-  __device__ __forceinline__ void of_block(unsigned (&masks)[4], int i) const {
-    draws.of_block(masks, 0, 16 * i);
-  }
-};
 
 // dS^T = P^T * (M * dP^T - delta) of a step. M is 0 for a dropped weight. For a kept weight it is 1
 // over the fraction of weights that are kept.
@@ -116,22 +102,20 @@ struct DroppedGradients {
   }
 };
 
-// dS of a whole step, and the kept P^T, rounded. Sixteen queries are computed at a time, dS and P
-// from the same draws, which need no register afterwards.
+// dS of a whole step, and the kept P^T, rounded.
 template <class Config, int exponent, class Scores>
 __device__ __forceinline__ void differentiate_dropped(
     const BackwardContext<Config>& c, const RowsOfKeys& place, ScoreOperand<Config>& gradients,
     ScoreOperand<Config>& weights, const ScoreOperand<Config>& sloped, const Scores& dp,
-    const QueryNumbers<Config>& delta) {
-  const StepDraws<Config> draws(c.params, place);
+    const QueryNumbers<Config>& delta, const StepBits<Config>& bits) {
   DroppedGradients<Config, exponent> dropped(c, place, delta);
 #pragma unroll
   for (int i = 0; i < Config::block_q / 16; ++i) {
     unsigned masks[4];
-    draws.of_block(masks, i);
+    bits.of_block(masks, i);
     dropped.of_block(gradients.value[i], masks, i, weights, sloped, dp);
 #pragma unroll
-    for (int part = 0; part < 4; ++part) weights.value[i][part] &= masks[part];
+    for (int part = 0; part < 4; ++part) clear_dropped(weights.value[i][part], masks[part]);
   }
   dropped.store();
 }

@@ -78,14 +78,6 @@ struct BackwardMath {
       state.shown = shown_pairs<Config>(c, false, first + tile * 32);
     }
   }
-  // The place of the step before step `number`.
-  __device__ __forceinline__ QPlace place_before(const StepState& state, int number) const {
-    if constexpr (Config::listed) {
-      const StepNote note = listed_step<Config>(c, number - 1);
-      return {note.head, note.tile()};
-    }
-    return c.before(state.place);
-  }
 
   // Whether some pair of the warpgroup's keys and a q tile is masked.
   __device__ bool is_edge(const QPlace& place) const {
@@ -235,6 +227,7 @@ struct BackwardMath {
     const unsigned stage = ring.stage;
     const QueryNumbers<Config>& lse = c.shared.lse[stage];
     const RowsOfKeys place = await_operand(state, number);
+    const StepBits<Config> bits(c.params, state, score_place(state));
     ScoreOperand<Config> sloped;
     ptx::wgmma_wait<0>();
     ptx::wgmma_hold(p.value[0]);
@@ -255,7 +248,7 @@ struct BackwardMath {
     const unsigned dead_rows = hide(state, stage, dead, score_place(state), dp);
     if constexpr (Config::Weights::drops) {
       differentiate_dropped<Config, exponent>(c, score_place(state), gradients, weights, sloped, dp,
-                                              c.shared.delta[stage]);
+                                              c.shared.delta[stage], bits);
     } else {
       sum_pairs<Config, exponent>(c, score_place(state), weights, dp, c.shared.delta[stage]);
       differentiate_rounded<Config>(gradients, sloped, dp, c.shared.delta[stage]);
@@ -281,6 +274,7 @@ struct BackwardMath {
     } else {
       wait<Config>(c.shared.dout_full[stage], ring.phase);
       issue_scores<Config::head_dim_v>(dp, c.shared.v[0], c.shared.dout[0], stage);
+      const StepBits<Config> bits(c.params, state, score_place(state));
       ptx::wgmma_wait<1>();
       ptx::wgmma_hold(p.value[0]);
 
@@ -302,8 +296,9 @@ struct BackwardMath {
       if constexpr (Config::Weights::drops) {
         dead_rows = has_slope ? hide(state, stage, dead, place, weights, sloped, dp)
                               : hide(state, stage, dead, place, weights, dp);
-        differentiate_dropped<Config, exponent>(
-            c, place, gradients, weights, has_slope ? sloped : weights, dp, c.shared.delta[stage]);
+        differentiate_dropped<Config, exponent>(c, place, gradients, weights,
+                                                has_slope ? sloped : weights, dp,
+                                                c.shared.delta[stage], bits);
       } else if constexpr (has_slope) {
         dead_rows = hide(state, stage, dead, place, p, dp, weights);
         sum_pairs<Config, exponent>(c, place, weights, dp, c.shared.delta[stage]);
@@ -328,9 +323,10 @@ struct BackwardMath {
     ptx::wgmma_hold(dq.value[0]);
     if (Config::stays ? state.has_before() : number > 0) {
       arrive_warp<Config>(c.shared.ds_empty[ScoreRing(number - 1).stage]);
-      add_q(place_before(state, number), state.dead_before, dq, number - 1);
+      add_q(place_before(c, state, number), state.dead_before, dq, number - 1);
     }
     advance(state, dead_rows);
+    draw_ahead<Config>(c.params, state, score_place(state));
     ptx::wgmma_wait<1>();
     ptx::wgmma_hold(dv.value[0]);
     ptx::wgmma_wait<0>();
@@ -360,7 +356,7 @@ struct BackwardMath {
     ptx::wgmma_hold(dq.value[0]);
     if (Config::stays ? state.has_before() : number > 0) {
       arrive_warp<Config>(c.shared.ds_empty[ScoreRing(number - 1).stage]);
-      add_q(place_before(state, number), state.dead_before, dq, number - 1);
+      add_q(place_before(c, state, number), state.dead_before, dq, number - 1);
     }
     advance(state, dead_rows);
     end_step<Config>(stage);

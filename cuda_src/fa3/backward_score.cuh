@@ -35,6 +35,17 @@ __device__ __forceinline__ StepNote listed_step(const BackwardContext<Config>& c
           __shfl_sync(0xffffffffu, note.pairs, 0), 0};
 }
 
+// The place of the step before step `number`.
+template <class Config>
+__device__ __forceinline__ QPlace place_before(const BackwardContext<Config>& c,
+                                               const StepState& state, int number) {
+  if constexpr (Config::listed) {
+    const StepNote note = listed_step<Config>(c, number - 1);
+    return {note.head, note.tile()};
+  }
+  return c.before(state.place);
+}
+
 // Raw products -> P^T = exp(scores * factor - lse), times 2^exponent.
 template <class Config, int exponent = 0, class Scores>
 __device__ __forceinline__ void exponentiate(const typename Config::Params& params, Scores& scores,

@@ -28,7 +28,7 @@ struct SerialMath {
   // the lane reads again which of its rows are dead.
   __device__ __forceinline__ void add_q(const StepState& state, typename Types::QGradient& dq,
                                         int number) const {
-    const QPlace before = math.place_before(state, number + 1);
+    const QPlace before = place_before(c, state, number + 1);
     unsigned dead_rows = 0;
     if (state.dead_before) {
       const LanePosition lane;

@@ -311,6 +311,7 @@ struct StepState {
   QPlace place;          // of the step; dQ of the one before is under way
   unsigned dead_before;  // a bit for each of this lane's two rows of that dQ: its query is dead
   ShownPairs shown;      // of the step, by an array of bits, if there is one
+  unsigned drawn[2];     // of the step, where weights are dropped: see StepBits
 
   // Where blocks stay: the value of `dead_before` before the first step of a tile. The number of
   // this step need not be 0.

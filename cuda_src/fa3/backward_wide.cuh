@@ -87,7 +87,7 @@ struct WideMath {
     ptx::wgmma_hold(dq.value[0]);
     if (number > 0) {
       arrive_warp<Config>(c.shared.ds_empty[ScoreRing(number - 1).stage]);
-      math.add_q(math.place_before(state, number), state.dead_before, dq, number - 1);
+      math.add_q(place_before(c, state, number), state.dead_before, dq, number - 1);
     }
     math.advance(state, dead_rows);
     ptx::wgmma_wait<0>();
@@ -238,7 +238,7 @@ struct WideMath {
     math.issue_q(dq, steps - 1, true);
     ptx::wgmma_wait<0>();
     ptx::wgmma_hold(dq.value[0]);
-    math.add_q(math.place_before(state, steps), state.dead_before, dq, steps - 1);
+    math.add_q(place_before(c, state, steps), state.dead_before, dq, steps - 1);
     math.end_sums();
   }
 };

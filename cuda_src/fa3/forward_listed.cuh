@@ -115,17 +115,20 @@ struct WarpgroupList {
                           lines_of_bits<Config>(c.params.shape),
                           tiles_of_bits<Config>(c.params.shape))),
         note{} {}
-  // Finds the block whose K has arrived in a stage. Every lane has the same note. The votes
-  // make it a uniform value for the compiler, since loops and products depend on it.
+  // Finds the block whose K has arrived in a stage, before its products are issued.
   __device__ __forceinline__ void find(const ForwardContext<Config>& c, int stage) {
     note = BlockNote::of(c.shared.notes[stage]);
+    if constexpr (Config::packed) {
+      if (!note.block.whole) shown.bits = bits.of(note.block.tile);
+    }
+  }
+  // The rest, beside the products, which depend on none of it. Every lane has the same note. The
+  // votes make it a uniform value for the compiler.
+  __device__ __forceinline__ void agree() {
     note.last = __any_sync(0xffffffffu, note.last);
     note.block.whole = __any_sync(0xffffffffu, note.block.whole);
     note.block.tile = __shfl_sync(0xffffffffu, note.block.tile, 0);
     shown.every = note.block.whole;
-    if constexpr (Config::packed) {
-      if (!shown.every) shown.bits = bits.of(note.block.tile);
-    }
     seen = {note.last ? note.block.tile : -1, note.block.tile + 1};
   }
   __device__ bool last_is_edge() const { return true; }  // mask() tests every block

@@ -291,6 +291,7 @@ struct ForwardMath {
     take_turn();
     issue_scores(scores);
     pass_turn();
+    if constexpr (Config::listed) blocks.agree();
     ptx::wgmma_wait<0>();
     ptx::wgmma_hold(scores.value[0]);
     release_k();
@@ -311,15 +312,16 @@ struct ForwardMath {
                                        State& state, int block) {
     Scores scores;
     wait_k();
-    if constexpr (Config::listed) {
-      blocks.find(c, k_place.stage);
-      block = blocks.note.block.tile;
-    }
+    if constexpr (Config::listed) blocks.find(c, k_place.stage);
     take_turn();
     issue_scores(scores);
     wait_v();
     issue_output(state);
     pass_turn();
+    if constexpr (Config::listed) {
+      blocks.agree();
+      block = blocks.note.block.tile;
+    }
     ptx::wgmma_wait<1>();
     ptx::wgmma_hold(scores.value[0]);
     release_k();

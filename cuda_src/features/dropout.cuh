@@ -38,6 +38,12 @@ __device__ __forceinline__ void philox(unsigned (&counter)[4], unsigned key0, un
   }
 }
 
+// x % count. Numbers below the count, nearly all, take no division: it is the longest chain of
+// instructions of a step.
+__device__ __forceinline__ unsigned wrapped(unsigned x, unsigned count) {
+  return x < count ? x : x % count;
+}
+
 // Masks of the draws of two pairs: ones in the half of each draw below the limit. A draw of 14 bits
 // is the bit pattern of a float16 that is neither negative nor infinite, and such patterns are
 // ordered as the numbers are.
@@ -101,8 +107,9 @@ struct Dropout {
     __device__ Calls(const Params& params, const Dropout& weights, const Place& place)
         : keys(place.key0 / 16 * 4),
           queries(place.query0 / 16 * 8),
-          head((weights.first_entry + place.batch % params.dropout.entries) * params.dropout.heads +
-               (weights.first_head + place.head) % params.dropout.heads),
+          head((weights.first_entry + wrapped(place.batch, params.dropout.entries)) *
+                   params.dropout.heads +
+               wrapped(weights.first_head + place.head, params.dropout.heads)),
           offset(weights.offset),
           key0(weights.key0),
           key1(weights.key1),

@@ -73,10 +73,10 @@ struct ScoreModTerm : FunctionTerm {
   }
 
   __device__ Graded<Compute> operator()(Compute score, int di, int dj) const {
-    const cuflash_text::Value natural(rounded_product(score, inner), Compute(1));
+    const cuflash_text::Value natural({score, inner}, Compute(1));
     const cuflash_text::Value changed = cuflash_text::score(
         natural, batch, head, ::min(i + di, last_i), ::min(j + dj, last_j), position, arguments);
-    return {changed.value, changed.slope};
+    return {changed.value(), changed.slope()};
   }
 };
 

@@ -50,57 +50,59 @@ __device__ inline Real min(int x, Real y) { return min(static_cast<Real>(x), y);
 __device__ inline Real max(int x, Real y) { return max(static_cast<Real>(x), y); }
 
 __device__ inline Value exp(Value x) {
-  const Real y = exp(x.value);
+  const Real y = exp(x.value());
   return cuflash::chained(x, y, y);
 }
 __device__ inline Value exp2(Value x) {
-  const Real y = exp2(x.value);
+  const Real y = exp2(x.value());
   return cuflash::chained(x, y, static_cast<Real>(cuflash::kLn2) * y);
 }
 __device__ inline Value log(Value x) {
-  return cuflash::chained(x, log(x.value), cuflash::quotient<kExact>(Real(1), x.value));
+  return cuflash::chained(x, log(x.value()), cuflash::quotient<kExact>(Real(1), x.value()));
 }
 __device__ inline Value log2(Value x) {
-  return cuflash::chained(x, log2(x.value),
-                          cuflash::quotient<kExact>(static_cast<Real>(cuflash::kLog2E), x.value));
+  return cuflash::chained(x, log2(x.value()),
+                          cuflash::quotient<kExact>(static_cast<Real>(cuflash::kLog2E), x.value()));
 }
 // The derivative is 1 - y^2; its form 4 e / (1 + e)^2, with e = exp(-2 |x|), avoids cancellation.
 __device__ inline Value tanh(Value x) {
-  const Real y = tanh(x.value);
+  const Real y = tanh(x.value());
   if constexpr (!kExact) {
     return cuflash::chained(x, y, ::fma(-y, y, Real(1)));
   } else {
-    const Real e = exp(Real(-2) * fabs(x.value));
+    const Real e = exp(Real(-2) * fabs(x.value()));
     return cuflash::chained(x, y, Real(4) * e / ((Real(1) + e) * (Real(1) + e)));
   }
 }
 __device__ inline Value sqrt(Value x) {
-  const Real y = sqrt(x.value);
+  const Real y = sqrt(x.value());
   return cuflash::chained(x, y, cuflash::quotient<kExact>(Real(0.5), y));
 }
 __device__ inline Value rsqrt(Value x) {
-  const Real y = rsqrt(x.value);
-  return cuflash::chained(x, y, cuflash::quotient<kExact>(Real(-0.5) * y, x.value));
+  const Real y = rsqrt(x.value());
+  return cuflash::chained(x, y, cuflash::quotient<kExact>(Real(-0.5) * y, x.value()));
 }
-__device__ inline Value sin(Value x) { return cuflash::chained(x, sin(x.value), cos(x.value)); }
-__device__ inline Value cos(Value x) { return cuflash::chained(x, cos(x.value), -sin(x.value)); }
+__device__ inline Value sin(Value x) { return cuflash::chained(x, sin(x.value()), cos(x.value())); }
+__device__ inline Value cos(Value x) {
+  return cuflash::chained(x, cos(x.value()), -sin(x.value()));
+}
 __device__ inline Value pow(Value x, Real y) {
-  return cuflash::chained(x, pow(x.value, y), y * pow(x.value, y - Real(1)));
+  return cuflash::chained(x, pow(x.value(), y), y * pow(x.value(), y - Real(1)));
 }
 __device__ inline Value pow(Real x, Value y) {
-  const Real z = pow(x, y.value);
+  const Real z = pow(x, y.value());
   return cuflash::chained(y, z, log(x) * z);
 }
 __device__ inline Value pow(Value x, Value y) {
-  const Real z = pow(x.value, y.value);
-  const Real by_x = y.value * pow(x.value, y.value - Real(1));
-  return {z, ::fma(by_x, x.slope, log(x.value) * z * y.slope)};
+  const Real z = pow(x.value(), y.value());
+  const Real by_x = y.value() * pow(x.value(), y.value() - Real(1));
+  return {z, ::fma(by_x, x.slope(), log(x.value()) * z * y.slope())};
 }
 // The derivative follows the branch that is taken; at 0 the derivative of |x| is 1.
-__device__ inline Value fabs(Value x) { return x.value < 0 ? -x : x; }
+__device__ inline Value fabs(Value x) { return x.value() < 0 ? -x : x; }
 __device__ inline Value abs(Value x) { return fabs(x); }
-__device__ inline Value min(Value x, Value y) { return y.value < x.value ? y : x; }
-__device__ inline Value max(Value x, Value y) { return x.value < y.value ? y : x; }
+__device__ inline Value min(Value x, Value y) { return y.value() < x.value() ? y : x; }
+__device__ inline Value max(Value x, Value y) { return x.value() < y.value() ? y : x; }
 
 __device__ inline Value where(bool condition, Value x, Value y) { return condition ? x : y; }
 __device__ inline Real where(bool condition, Real x, Real y) { return condition ? x : y; }

@@ -21,48 +21,79 @@ __device__ inline Real quotient(Real a, Real b) {
   }
 }
 
+// A number and a factor. A product with a number that is the same for all pairs changes only the
+// factor, which the compiler then computes once. A type of more than 16 bits has no factor.
+template <class Real, bool exact>
+struct Factored {
+  Real number;
+  Real factor;
+  Factored() = default;
+  __device__ Factored(Real number, Real factor = 1) : number(number), factor(factor) {}
+  __device__ Real all() const { return number * factor; }
+  __device__ Real rounded() const { return rounded_product(number, factor); }
+  __device__ Factored operator-() const { return {-number, factor}; }
+  __device__ Factored operator*(Real b) const { return {number, factor * b}; }
+  __device__ Factored operator/(Real b) const { return {number, quotient<exact>(factor, b)}; }
+  // For a number that differs from pair to pair.
+  __device__ Factored with(Real b) const { return {b * number, factor}; }
+};
+template <class Real>
+struct Factored<Real, true> {
+  Real number;
+  Factored() = default;
+  __device__ Factored(Real number) : number(number) {}
+  __device__ Factored(Real number, Real factor) : number(rounded_product(number, factor)) {}
+  __device__ Real all() const { return number; }
+  __device__ Real rounded() const { return number; }
+  __device__ Factored operator-() const { return {-number}; }
+  __device__ Factored operator*(Real b) const { return {number * b}; }
+  __device__ Factored operator/(Real b) const { return {quotient<true>(number, b)}; }
+  __device__ Factored with(Real b) const { return {b * number}; }
+};
+
 template <class Real, bool exact>
 struct Dual {
-  Real value;
-  Real slope;
+  using Part = Factored<Real, exact>;
+  Part of_value;
+  Part of_slope;
 
   Dual() = default;
-  __device__ Dual(Real value) : value(value), slope(0) {}
-  __device__ Dual(Real value, Real slope) : value(value), slope(slope) {}
+  __device__ Dual(Real value) : of_value(value), of_slope(Real(0)) {}
+  __device__ Dual(Part value, Part slope) : of_value(value), of_slope(slope) {}
+  __device__ Real value() const { return of_value.rounded(); }
+  __device__ Real slope() const { return of_slope.all(); }
 
-  __device__ friend Dual operator-(Dual a) { return {-a.value, -a.slope}; }
+  __device__ friend Dual operator-(Dual a) { return {-a.of_value, -a.of_slope}; }
   __device__ friend Dual operator+(Dual a) { return a; }
 
   __device__ friend Dual operator+(Dual a, Dual b) {
-    return {a.value + b.value, a.slope + b.slope};
+    return {a.value() + b.value(), a.slope() + b.slope()};
   }
-  __device__ friend Dual operator+(Dual a, Real b) { return {a.value + b, a.slope}; }
-  __device__ friend Dual operator+(Real a, Dual b) { return {a + b.value, b.slope}; }
+  __device__ friend Dual operator+(Dual a, Real b) { return {a.value() + b, a.of_slope}; }
+  __device__ friend Dual operator+(Real a, Dual b) { return {a + b.value(), b.of_slope}; }
 
   __device__ friend Dual operator-(Dual a, Dual b) {
-    return {a.value - b.value, a.slope - b.slope};
+    return {a.value() - b.value(), a.slope() - b.slope()};
   }
-  __device__ friend Dual operator-(Dual a, Real b) { return {a.value - b, a.slope}; }
-  __device__ friend Dual operator-(Real a, Dual b) { return {a - b.value, -b.slope}; }
+  __device__ friend Dual operator-(Dual a, Real b) { return {a.value() - b, a.of_slope}; }
+  __device__ friend Dual operator-(Real a, Dual b) { return {a - b.value(), -b.of_slope}; }
 
   __device__ friend Dual operator*(Dual a, Dual b) {
-    return {a.value * b.value, fma(a.slope, b.value, a.value * b.slope)};
+    const Real x = a.value(), y = b.value();
+    return {x * y, fma(a.slope(), y, x * b.slope())};
   }
-  __device__ friend Dual operator*(Dual a, Real b) { return {a.value * b, a.slope * b}; }
-  __device__ friend Dual operator*(Real a, Dual b) { return {a * b.value, a * b.slope}; }
+  __device__ friend Dual operator*(Dual a, Real b) { return {a.of_value * b, a.of_slope * b}; }
+  __device__ friend Dual operator*(Real a, Dual b) { return {b.of_value * a, b.of_slope * a}; }
 
   __device__ friend Dual operator/(Dual a, Dual b) {
-    const Real value = quotient<exact>(a.value, b.value);
-    return {value, quotient<exact>(fma(-value, b.slope, a.slope), b.value)};
+    const Real x = b.value(), value = quotient<exact>(a.value(), x);
+    return {value, quotient<exact>(fma(-value, b.slope(), a.slope()), x)};
   }
-  __device__ friend Dual operator/(Dual a, Real b) {
-    return {quotient<exact>(a.value, b), quotient<exact>(a.slope, b)};
-  }
+  __device__ friend Dual operator/(Dual a, Real b) { return {a.of_value / b, a.of_slope / b}; }
   __device__ friend Dual operator/(Real a, Dual b) {
-    const Real value = quotient<exact>(a, b.value);
-    return {value, quotient<exact>(-value * b.slope, b.value)};
+    const Real x = b.value(), value = quotient<exact>(a, x);
+    return {value, quotient<exact>(-value * b.slope(), x)};
   }
-
   template <class T>
   __device__ Dual& operator+=(T b) {
     return *this = *this + b;
@@ -81,18 +112,18 @@ struct Dual {
   }
 
   // Comparisons look at the values only.
-  __device__ friend bool operator<(Dual a, Dual b) { return a.value < b.value; }
-  __device__ friend bool operator>(Dual a, Dual b) { return a.value > b.value; }
-  __device__ friend bool operator<=(Dual a, Dual b) { return a.value <= b.value; }
-  __device__ friend bool operator>=(Dual a, Dual b) { return a.value >= b.value; }
-  __device__ friend bool operator==(Dual a, Dual b) { return a.value == b.value; }
-  __device__ friend bool operator!=(Dual a, Dual b) { return a.value != b.value; }
+  __device__ friend bool operator<(Dual a, Dual b) { return a.value() < b.value(); }
+  __device__ friend bool operator>(Dual a, Dual b) { return a.value() > b.value(); }
+  __device__ friend bool operator<=(Dual a, Dual b) { return a.value() <= b.value(); }
+  __device__ friend bool operator>=(Dual a, Dual b) { return a.value() >= b.value(); }
+  __device__ friend bool operator==(Dual a, Dual b) { return a.value() == b.value(); }
+  __device__ friend bool operator!=(Dual a, Dual b) { return a.value() != b.value(); }
 };
 
 // The chain rule: applies a function with this value and derivative to a dual number.
 template <class Real, bool exact>
 __device__ inline Dual<Real, exact> chained(Dual<Real, exact> x, Real value, Real derivative) {
-  return {value, derivative * x.slope};
+  return {value, x.of_slope.with(derivative)};
 }
 
 }  // namespace cuflash

@@ -10,7 +10,7 @@ __all__ = ["BLOCK_MASK_SPILLS", "LENGTHS_SPILLS", "TEXT_SPILLS"]
 #: With a block mask. Backward passes spill in the load role, which walks along lists; forward
 #: passes spill if the call also has a staged bias.
 BLOCK_MASK_SPILLS = {
-    "sm_90-fa3-backward-bfloat16-d128-causal-block_mask-128-128-dropout-64x128": 40,
+    "sm_90-fa3-backward-bfloat16-d128-causal-block_mask-128-128-dropout-64x128": 32,
     "sm_90-fa3-backward-bfloat16-d128-causal-block_mask-64-64-64x128": 160,
     "sm_90-fa3-backward-bfloat16-d128-full-block_mask-128-128-64x128": 28,
     "sm_90-fa3-backward-bfloat16-d128-full-mask-bfloat16-1-1-block_mask-128-128-64x128": 84,
@@ -25,7 +25,7 @@ BLOCK_MASK_SPILLS = {
     "sm_90-fa3-backward-bfloat16-d96-full-block_mask-128-128-64x128": 28,
     "sm_90-fa3-backward-float16-d64-causal-block_mask-128-128-128x128": 8,
     "sm_90-fa3-forward-bfloat16-d64-full-bias-bfloat16-bfloat16-1-1-block_mask-128-128"
-    "-192x128": 142,
+    "-192x128": 122,
 }
 
 #: With a function of scores: forward passes if it reads a table, and backward passes if another
@@ -34,10 +34,9 @@ TEXT_SPILLS = {
     "sm_90-fa3-backward-bfloat16-d128-causal-score_mod-bfloat16-28b03568-alibi-bfloat16-1"
     "-64x128": 120,
     "sm_90-fa3-backward-bfloat16-d128-full-score_mod-bfloat16-8f9d8ec7-mask-bfloat16-1-1"
-    "-64x128": 60,
+    "-64x128": 52,
     "sm_90-fa3-backward-bfloat16-d192-causal-dv128-score_mod-bfloat16-8f9d8ec7-64x128": 16,
-    "sm_90-fa3-backward-bfloat16-d64-causal-score_mod-bfloat16-28b03568-dropout-128x128": 76,
-    "sm_90-fa3-forward-bfloat16-d192-causal-dv128-score_mod-bfloat16-8f9d8ec7-128x128": 44,
+    "sm_90-fa3-forward-bfloat16-d192-causal-dv128-score_mod-bfloat16-8f9d8ec7-128x128": 24,
     "sm_90-fa3-forward-bfloat16-d256-causal-score_mod-bfloat16-8f9d8ec7-128x64": 24,
 }
 
@@ -52,7 +51,8 @@ LENGTHS_SPILLS = {
     "sm_90-fa3-backward-bfloat16-d128-full-used_lengths-mask-bfloat16-1-1-64x128": 44,
     "sm_90-fa3-backward-bfloat16-d64-band-packed_lengths-128x128-ordered": 24,
     "sm_90-fa3-backward-bfloat16-d64-band-used_lengths-128x128-converts32-ordered": 8,
-    "sm_90-fa3-backward-bfloat16-d64-causal-packed_lengths-dropout-128x128": 36,
+    "sm_90-fa3-backward-bfloat16-d64-causal-packed_lengths-dropout-128x128": 56,
+    "sm_90-fa3-backward-bfloat16-d64-causal-used_lengths-dropout-128x128": 8,
     "sm_90-fa3-forward-bfloat16-d128-causal-packed_lengths-192x80": 80,
     "sm_90-fa3-forward-bfloat16-d128-causal-packed_lengths-alibi-bfloat16-0-192x80": 80,
     "sm_90-fa3-forward-bfloat16-d128-causal-packed_lengths-sinks-bfloat16-192x80": 80,

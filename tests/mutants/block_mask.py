@@ -99,6 +99,13 @@ BUGS = (
 #: Bugs of FlashAttention-3.
 HOPPER = (
     _on_device(
+        "a listed block has the position of the first one",
+        "cuda_src/fa3/forward_math.cuh",
+        "      block = blocks.note.block.tile;\n",
+        "",
+        "fa3-float16-128x128-d64-300x400-1h-90-alibi_slopes",
+    ),
+    _on_device(
         "a hidden tile of one block is shown",
         _TERM,
         "if constexpr (hides && one) return -infinity<Compute>();",

@@ -53,14 +53,14 @@ _OF_DRAWS = (
     _bug(
         "all heads draw alike",
         _FEATURE,
-        "weights.first_head + place.head)",
-        "weights.first_head)",
+        "wrapped(weights.first_head + place.head, params.dropout.heads)",
+        "wrapped(weights.first_head, params.dropout.heads)",
         "fa2",
     ),
     _bug(
         "all entries of the batch draw alike",
         _FEATURE,
-        "weights.first_entry + place.batch % params.dropout.entries)",
+        "weights.first_entry + wrapped(place.batch, params.dropout.entries))",
         "weights.first_entry)",
         "fa2 full",
     ),

@@ -8,6 +8,7 @@ __all__ = ["BUGS"]
 
 _FORWARD = "cuda_src/fa3/forward_math.cuh"
 _MATH = "cuda_src/fa3/backward_math.cuh"
+_DRAWS = "cuda_src/fa3/backward_draws.cuh"
 _DROPPED = "cuda_src/fa3/backward_dropped.cuh"
 _SERIAL = "cuda_src/fa3/backward_serial.cuh"
 _WIDE = "cuda_src/fa3/backward_wide.cuh"
@@ -49,7 +50,7 @@ BUGS = (
     ),
     _bug(
         "all queries of a step draw as its first sixteen",
-        _DROPPED,
+        _DRAWS,
         "draws.of_block(masks, 0, 16 * i);",
         "draws.of_block(masks, 0, 0 * i);",
         "fa3",
@@ -57,9 +58,30 @@ BUGS = (
     _bug(
         "dV of fa3 has the weights that are dropped",
         _DROPPED,
-        "weights.value[i][part] &= masks[part];",
-        "weights.value[i][part] &= ~0u;",
+        "clear_dropped(weights.value[i][part], masks[part]);",
+        "clear_dropped(weights.value[i][part], ~0u);",
         "narrow",
+    ),
+    _bug(
+        "all steps of a tile have the draws of the first",
+        _MATH,
+        "    draw_ahead<Config>(c.params, state, score_place(state));\n",
+        "",
+        "fa3",
+    ),
+    _bug(
+        "draws of sixteen queries have bits of the next ones",
+        _DRAWS,
+        "0x00010001u << (4 * (i % 4) + part)",
+        "0x00010001u << (2 * (i % 4) + part)",
+        "narrow",
+    ),
+    _bug(
+        "the second query of a pair is dropped with the first",
+        _DRAWS,
+        "if ((mask & 0xffff0000u) == 0) weights &= 0x0000ffffu;",
+        "if ((mask & 0x0000ffffu) == 0) weights &= 0x0000ffffu;",
+        "fa3",
     ),
     _bug(
         "dP of dropped pairs counts in fa3",

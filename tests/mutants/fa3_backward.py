@@ -26,7 +26,7 @@ _DQ_HAS_COME = """    ptx::wgmma_wait<2>();
 _DV_BESIDE = """
     }
     advance(state, dead_rows);
-    ptx::wgmma_wait<1>();"""
+    draw_ahead<"""
 
 BUGS = (
     Bug(
@@ -74,7 +74,7 @@ BUGS = (
     Bug(
         "dQ goes to the q tile of its next step",
         _MATH,
-        f"add_q(place_before(state, number), state.dead_before, dq, number - 1);{_DV_BESIDE}",
+        f"add_q(place_before(c, state, number), state.dead_before, dq, number - 1);{_DV_BESIDE}",
         f"add_q(state.place, state.dead_before, dq, number - 1);{_DV_BESIDE}",
         GRADIENTS,
     ),
@@ -95,7 +95,7 @@ BUGS = (
     Bug(
         "the last dQ of a tile is dropped",
         _KERNEL,
-        "  math.add_q(math.place_before(state, steps), state.dead_before, dq, steps - 1);",
+        "  math.add_q(place_before(c, state, steps), state.dead_before, dq, steps - 1);",
         "",
         NARROW_GRADIENTS,
     ),
