@@ -123,5 +123,6 @@ def _chunks(problem: AttentionProblem, tile: Fa2FewTile) -> list[int]:
     keys = problem.seqlen_kv
     if not (may_split(problem) and problem.has_pairs):
         return [0]
-    fitting = [c for c in _CHUNKS if c < keys <= _MOST_CHUNKS * c or not c]
+    least = min(_CHUNKS[-1], ceil_div(keys, _MOST_CHUNKS))
+    fitting = [c for c in _CHUNKS if least <= c < keys or not c]
     return [c for c in fitting if divides(c, tile.block_kv)]
