@@ -53,7 +53,8 @@ class FewWork:
         """The predicted time in microseconds."""
         problem = self.problem
         chunks = ceil_div(self._keys, self.chunk) if self.chunk else 1
-        tiles = problem.batches * problem.heads_q * ceil_div(problem.seqlen_q, self.tile.block_q)
+        of_head = problem.tiles(problem.seqlen_q, self.tile.block_q)
+        tiles = problem.batch * problem.heads_q * of_head
         blocks = max(1, tiles if self.merges else tiles * chunks)
         rounds = ceil_div(blocks, self.limits.num_sms)
         size = ELEMENTS[problem.stored].itemsize
