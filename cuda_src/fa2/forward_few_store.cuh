@@ -51,7 +51,7 @@ struct ChunkRow {
 #pragma unroll
     for (int warp = 0; warp < Config::warps; ++warp) {
       const Pair<float> end = ends[warp * Types::rows];
-      if (end.x == -infinity<float>()) continue;  // the warp has seen no key
+      if (end.y == 0.0f) continue;  // the row has seen no key; its sum is NaN if it has seen NaN
       const float weight = Logits<Config>::exponential(end.x - offset);
       sum = fma(weight, end.y, sum);
       const auto* const result = c.shared.of(warp) + row * Types::out_stride + column;

@@ -46,18 +46,29 @@ def fa2_plan(
 
 
 def takes_few(
-    problem: AttentionProblem, limits: DeviceLimits, blocks: tuple[int, int] | None
+    problem: AttentionProblem,
+    limits: DeviceLimits,
+    blocks: tuple[int, int] | None,
+    kv_chunk: int | None,
 ) -> bool:
-    """Return whether a pass without requested blocks has the tile for few queries."""
-    return blocks is None and few_tile(with_packed_group(problem), limits) is not None
+    """Return whether a pass has the tile for few queries: no other blocks or chunks are asked."""
+    return blocks is None and _tile_of_few(with_packed_group(problem), limits, kv_chunk) is not None
+
+
+def _tile_of_few(
+    problem: AttentionProblem, limits: DeviceLimits, kv_chunk: int | None
+) -> Fa2FewTile | None:
+    """Return the tile for few queries, if there is one and a chunk consists of whole tiles."""
+    tile = few_tile(problem, limits)
+    return None if tile is None or not divides(kv_chunk, tile.block_kv) else tile
 
 
 def _few(
     problem: AttentionProblem, limits: DeviceLimits, kv_chunk: int | None
 ) -> tuple[Fa2FewTile | None, int | None]:
     """Return the tile for few queries and the keys of a chunk; None and the chunk without one."""
-    tile = few_tile(problem, limits)
-    if tile is None or not divides(kv_chunk, tile.block_kv):
+    tile = _tile_of_few(problem, limits, kv_chunk)
+    if tile is None:
         return None, kv_chunk
     return tile, fastest_chunk(problem, limits, tile) if kv_chunk is None else kv_chunk
 

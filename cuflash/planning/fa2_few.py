@@ -53,7 +53,8 @@ class FewWork:
         """The predicted time in microseconds."""
         problem = self.problem
         chunks = ceil_div(self._keys, self.chunk) if self.chunk else 1
-        tiles = problem.batches * problem.heads_q * ceil_div(problem.seqlen_q, self.tile.block_q)
+        of_head = problem.tiles(problem.seqlen_q, self.tile.block_q)
+        tiles = problem.batch * problem.heads_q * of_head
         blocks = max(1, tiles if self.merges else tiles * chunks)
         rounds = ceil_div(blocks, self.limits.num_sms)
         size = ELEMENTS[problem.stored].itemsize
@@ -123,5 +124,6 @@ def _chunks(problem: AttentionProblem, tile: Fa2FewTile) -> list[int]:
     keys = problem.seqlen_kv
     if not (may_split(problem) and problem.has_pairs):
         return [0]
-    fitting = [c for c in _CHUNKS if c < keys <= _MOST_CHUNKS * c or not c]
+    least = min(_CHUNKS[-1], ceil_div(keys, _MOST_CHUNKS))
+    fitting = [c for c in _CHUNKS if least <= c < keys or not c]
     return [c for c in fitting if divides(c, tile.block_kv)]

@@ -17,7 +17,7 @@ from .fa3_choice import steadiest
 from .key_chunks import chunk_of
 from .plan import plan
 from .problem import AttentionProblem
-from .tiles.fa2_few import Fa2FewTile
+from .tiles.fa2_few import FEWEST_OF_WHOLE_TILES, Fa2FewTile
 
 __all__ = ["batch_invariant_plan"]
 
@@ -84,8 +84,9 @@ def _usual(problem: AttentionProblem) -> AttentionProblem:
     """
     if not problem.most_queries:
         return replace(problem, batch=_USUAL_BATCH)
-    # At least two: heads with one query would become rows of one tile, which packed queries do not.
-    queries = min(max(2, problem.most_queries), _MOST_QUERIES)
+    # With one query, heads would become rows of one tile; with few, results would have fewer rows
+    # than a tile. Both would be wrong for packed queries.
+    queries = min(max(FEWEST_OF_WHOLE_TILES, problem.most_queries), _MOST_QUERIES)
     further = problem.seqlen_q - queries  # keys by which query 0 moves on: the last query stays
     return replace(
         problem,

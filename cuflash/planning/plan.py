@@ -12,7 +12,7 @@ from .device import DeviceLimits, HostLimits
 from .fa1 import fa1_plan
 from .fa2 import fa2_plan, takes_few
 from .fa3 import fa3_plan
-from .key_chunks import check_chunk
+from .key_chunks import check_chunk, require_one
 from .problem import AttentionProblem
 from .tiles import host
 
@@ -63,7 +63,7 @@ def plan(
         return _cuda_plan(problem, limits, algorithm, blocks, (), kv_chunk)
     rejected: list[tuple[Algorithm, str]] = []
     order = ALGORITHMS
-    if takes_few(problem, limits, blocks):
+    if takes_few(problem, limits, blocks, kv_chunk):
         rejected.append(("fa3", "fa3 is for more queries: fa2 reads the keys of few faster"))
         order = ("fa2", "fa3", "fa1")
     for candidate in order:
@@ -116,7 +116,7 @@ def _cuda_plan(
     if algorithm not in _CUDA_FAMILIES:
         raise UnsupportedError(f"{algorithm} has no CUDA kernels in this version")
     check_refused((*problem.features, algorithm, "cuda"))
-    _check_float8(problem, limits, algorithm, blocks)
+    _check_float8(problem, limits, algorithm, blocks, kv_chunk)
     _check_device(problem, limits, algorithm)
     if kv_chunk is not None:
         check_chunk(problem, algorithm, kv_chunk)
@@ -129,14 +129,18 @@ def _check_float8(
     limits: DeviceLimits,
     algorithm: Algorithm,
     blocks: tuple[int, int] | None,
+    kv_chunk: int | None,
 ) -> None:
-    """Refuse float8 caches where no kernel reads them."""
-    few = algorithm == "fa2" and takes_few(problem, limits, blocks)
-    if problem.float8 and algorithm != "fa3" and not few:
+    """Refuse float8 caches where no kernel reads them, or not in such chunks."""
+    if not problem.float8 or algorithm == "fa3":
+        return
+    if algorithm != "fa2" or not takes_few(problem, limits, blocks, None):
         raise UnsupportedError(
             f"{algorithm} does not read float8 caches (k_scale and v_scale) here: fa3 does, on "
             "Hopper GPUs, and fa2 for few queries, from compute capability 8.9 on"
         )
+    if not takes_few(problem, limits, blocks, kv_chunk):
+        require_one((), kv_chunk)
 
 
 def _check_device(problem: AttentionProblem, limits: DeviceLimits, algorithm: str) -> None:

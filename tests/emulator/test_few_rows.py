@@ -18,6 +18,7 @@ from ..kit.case import Case
 from ..kit.data import arrays
 from ..kit.few_rows import WAYS, few_rows
 from ..kit.float8 import SCALES
+from ..kit.packed_queries import build_packed
 from .build import compiler
 from .host_cupy import host_cupy
 from .test_paged_caches import attended, check
@@ -109,6 +110,40 @@ def _drawn(draw: Any) -> CacheCase:
         options=tuple(options.items()), slopes=one(True, False), sinks=one(True, False),
         float8=float8, seed=number(0, 2**20),
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_packed_queries(way: str) -> None:
+    """An entry has more queries than was said, and rows of no entry fill more than a tile."""
+    case = replace(_PLAIN, heads=(2, 1), sinks=True, options=_CAUSAL, lengths=(65, 0, 7, 300))
+    built = build_packed(case, (1, 3, 0, 12), 19)
+    with host_cupy() as host, few_rows(way, 64), observe(_takes_few):
+        check(built, *attended(host, built, "auto", max_seqlen_q=7))
+
+
+def _takes_few(plan: Any) -> None:
+    assert any(launch.config.kernel == "forward_few" for launch in plan.launches)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", ["q", "k"])
+def test_a_row_that_sees_nan_is_nan(name: str, way: str) -> None:
+    """Also where all scores are NaN that a warp, a chunk or a block computes."""
+    built = build(replace(_PLAIN, lengths=(600,), slots=600))
+    given = built.arrays["q"][0, 0, 1:2] if name == "q" else built.caches["k_cache"][0, 512:, 0]
+    given[...] = np.nan
+    with host_cupy() as host, few_rows(way, 256):
+        out, lse = (result.peek() for result in attended(host, built, "auto")[2])
+    lost = [False, True, False, False] if name == "q" else [True, True, False, False]
+    assert np.isnan(np.asarray(out, float)[0, 0]).all(axis=-1).tolist() == lost
+    assert np.isnan(lse[0, :, 0]).tolist() == lost
+
+
+def test_chunks_of_float8_caches_are_whole_tiles() -> None:
+    """No other kernel of FlashAttention-2 is given bytes."""
+    built = build(_CASES["float8"])
+    with host_cupy("89") as host, pytest.raises(cuflash.ArgumentValueError, match="kv_chunk: got"):
+        attended(host, built, "auto", kv_chunk=48)
 
 
 @settings(max_examples=20)

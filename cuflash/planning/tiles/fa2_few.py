@@ -18,10 +18,21 @@ from .common import (
 )
 from .fa2_tables import FEW_BUCKETS, FORWARD_OF_FEW, ForwardFewRow
 
-__all__ = ["ROWS", "Fa2FewTile", "few_tile", "merging_tile", "tile_of_row", "why_not_few"]
+__all__ = [
+    "FEWEST_OF_WHOLE_TILES",
+    "ROWS",
+    "Fa2FewTile",
+    "few_tile",
+    "merging_tile",
+    "tile_of_row",
+    "why_not_few",
+]
 
 #: Rows of queries of a tile: one fragment of the matrix instructions.
 ROWS = 16
+#: With fewer queries, results are kept of half the rows of a tile, unless queries are packed: then
+#: an entry may have more queries than was said, and rows after the last entry are rows too.
+FEWEST_OF_WHOLE_TILES = ROWS // 2 + 1
 #: Fewest slots of a warp: one matrix arrives while another one is read.
 _FEWEST_SLOTS = 2
 
@@ -124,7 +135,7 @@ def merging_tile(tile: Fa2FewTile, limits: DeviceLimits, chunk: int) -> Fa2FewTi
 
 def tile_of_row(problem: AttentionProblem, limits: DeviceLimits, row: ForwardFewRow) -> Fa2FewTile:
     """Return the tile of a row for a problem, with as many slots as fit."""
-    halves = problem.seqlen_q <= ROWS // 2 and not problem.sequences
+    halves = problem.seqlen_q < FEWEST_OF_WHOLE_TILES and not problem.sequences
     return Fa2FewTile(
         ROWS,
         row.block_kv,
