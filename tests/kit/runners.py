@@ -16,6 +16,7 @@ import numpy as np
 import cuflash
 from cuflash import dispatch
 from cuflash.planning.device import DeviceLimits
+from cuflash.planning.fa2 import takes_few
 from cuflash.planning.plan import Plan
 from cuflash.planning.problem import DTYPES, AttentionProblem
 from cuflash.planning.tiles import fa3
@@ -30,7 +31,7 @@ from .written import WRITTEN, given_to
 __all__ = ["PAIRS", "RUNNERS", "ApiRunner", "fa3_serves"]
 
 #: The backends and algorithms. "auto" stands for FlashAttention-3, which does not serve every
-#: problem; "auto" gives the others to FlashAttention-2.
+#: problem; "auto" gives the others, and those of few queries, to FlashAttention-2.
 PAIRS = (
     ("numpy", "fa1"),
     ("numpy", "fa2"),
@@ -170,6 +171,8 @@ class ApiRunner:
         if self.algorithm != "auto":
             return self.algorithm
         limits, blocks = DeviceLimits.query(0), dict(self.options).get("blocks")
+        if takes_few(plan.problem, limits, blocks, None):
+            return "fa2"
         served = fa3_serves(plan.problem) and limits.compute_capability == (9, 0)
         if served and blocks is not None:  # fa3, if one of its tiles has these blocks
             tiles = fa3.candidates(plan.problem, limits, every=True)
