@@ -157,6 +157,6 @@ def test_other_algorithms_are_refused_when_it_is_lowered(jax: Any) -> None:
 
     q, cache = jax.numpy.ones(_SHAPES[0], "float16"), _of_float8(jax, _caches(7)[0])
     given: dict[str, Any] = {"cache_seqlens": 3, "k_scale": 1.0, "v_scale": 1.0}
-    step = jax.jit(lambda q, c: attention_with_kvcache(q, c, c, **given, algorithm="fa2"))
-    with pytest.raises(cuflash.UnsupportedError, match="fa2 does not read float8 caches"):
+    step = jax.jit(lambda q, c: attention_with_kvcache(q, c, c, **given, algorithm="fa1"))
+    with pytest.raises(cuflash.UnsupportedError, match="fa1 does not read float8 caches"):
         step.lower(q, cache)

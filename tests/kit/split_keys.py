@@ -12,6 +12,7 @@ import cuflash
 from cuflash import dispatch
 from cuflash.planning.key_chunks import chunk_of
 from cuflash.planning.plan import Plan
+from cuflash.planning.tiles.fa2_few import ROWS
 
 from .case import Case
 from .compare import compare
@@ -89,10 +90,19 @@ class Row:
         if self.kv_chunk is not None:
             assert chunk_of(plan.problem) == self.kv_chunk
             names = [launch.config.kernel for launch in plan.launches]
-            assert names == ["forward", *["merge"] * bool(self.kv_chunk)]
+            main = "forward_few" if self._is_few else "forward"
+            assert names == [main, *["merge"] * bool(self.kv_chunk)]
         if self.blocks is not None:
             assert (plan.tile.block_q, plan.tile.block_kv) == self.blocks
         return found  # type: ignore[no-any-return]
+
+    @property
+    def _is_few(self) -> bool:
+        """Whether FlashAttention-2 has its kernel for few queries."""
+        case = self.case
+        rows = case.heads_q // case.heads_kv if self.packed else case.seqlen_q
+        half = case.dtype in ("float16", "bfloat16")
+        return self.algorithm == "fa2" and self.blocks is None and half and rows <= ROWS
 
     def check(self, run: Run, place: Place, read: Place, **more: Any) -> None:
         """Compare a call with the truth; ``place`` and ``read`` move arrays there and back."""
