@@ -12,7 +12,7 @@ import cuflash
 from cuflash import dispatch
 from cuflash.planning.key_chunks import chunk_of
 from cuflash.planning.plan import Plan
-from cuflash.planning.tiles.fa2_few import ROWS
+from cuflash.planning.tiles import fa2_few
 
 from .case import Case
 from .compare import compare
@@ -102,7 +102,7 @@ class Row:
         case = self.case
         rows = case.heads_q // case.heads_kv if self.packed else case.seqlen_q
         half = case.dtype in ("float16", "bfloat16")
-        return self.algorithm == "fa2" and self.blocks is None and half and rows <= ROWS
+        return self.algorithm == "fa2" and self.blocks is None and half and rows <= fa2_few.ROWS
 
     def check(self, run: Run, place: Place, read: Place, **more: Any) -> None:
         """Compare a call with the truth; ``place`` and ``read`` move arrays there and back."""
