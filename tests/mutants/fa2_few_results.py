@@ -155,9 +155,9 @@ BUGS = (
     ),
     bug_of(
         "few rows: packed queries keep results of eight rows",
-        "cuflash/planning/invariant.py",
-        "max(FEWEST_OF_WHOLE_TILES, problem.most_queries)",
-        "max(2, problem.most_queries)",
+        "cuflash/planning/tiles/fa2_few.py",
+        "whole = replace(tile, result_rows=ROWS).fitted(limits)",
+        "whole = tile.fitted(limits)",
         "packed_queries[split]",
     ),
     bug_of(
