@@ -1,5 +1,5 @@
-// Merges chunks of a row's keys one after the other. Whoever merges them this way, a block that
-// walks all of them or a kernel after the blocks, rounds the same numbers in the same order.
+// Merges chunks of a row's keys one after the other. A block that walks all chunks and a kernel
+// after the blocks both do it this way: they round the same numbers in the same order.
 #pragma once
 
 #include "softmax.cuh"

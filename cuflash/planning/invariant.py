@@ -17,7 +17,7 @@ from .fa3_choice import steadiest
 from .key_chunks import chunk_of
 from .plan import plan
 from .problem import AttentionProblem
-from .tiles.fa2_few import FEWEST_OF_WHOLE_TILES, Fa2FewTile
+from .tiles.fa2_few import FEWEST_OF_WHOLE_TILES, Fa2FewTile, with_whole_rows
 
 __all__ = ["batch_invariant_plan"]
 
@@ -44,7 +44,13 @@ def batch_invariant_plan(
     """
     if isinstance(limits, HostLimits):  # the NumPy code computes every row alike
         return plan(problem, limits, algorithm=algorithm, blocks=blocks, kv_chunk=kv_chunk)
-    first, tile, chunk, reason = _choice(_usual(problem), limits, algorithm, blocks, kv_chunk)
+    asked_for = limits, algorithm, blocks, kv_chunk
+    first, tile, chunk, reason = _choice(_usual(problem), *asked_for)
+    if isinstance(tile, Fa2FewTile) and problem.most_queries:
+        tile = with_whole_rows(tile, limits)
+        if tile is None:
+            usual = _usual(problem, FEWEST_OF_WHOLE_TILES)
+            first, tile, chunk, reason = _choice(usual, *asked_for)
     if first.algorithm == "fa1":
         asked = first.tile.block_q, first.tile.block_kv
         same = plan(problem, limits, algorithm="fa1", blocks=asked)
@@ -77,16 +83,15 @@ def _choice(
     return first, first.tile, chunk_of(first.problem), first.reason
 
 
-def _usual(problem: AttentionProblem) -> AttentionProblem:
+def _usual(problem: AttentionProblem, fewest: int = 2) -> AttentionProblem:
     """Return the problem with the usual number of entries.
 
-    With packed queries every entry has the most queries that an entry may have.
+    With packed queries every entry has the most queries that an entry may have, at least
+    ``fewest``: heads with one query would become rows of one tile, which packed queries do not.
     """
     if not problem.most_queries:
         return replace(problem, batch=_USUAL_BATCH)
-    # With one query, heads would become rows of one tile; with few, results would have fewer rows
-    # than a tile. Both would be wrong for packed queries.
-    queries = min(max(FEWEST_OF_WHOLE_TILES, problem.most_queries), _MOST_QUERIES)
+    queries = min(max(fewest, problem.most_queries), _MOST_QUERIES)
     further = problem.seqlen_q - queries  # keys by which query 0 moves on: the last query stays
     return replace(
         problem,

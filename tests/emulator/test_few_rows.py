@@ -36,8 +36,10 @@ _CAUSAL = (("causal", True),)
 _CASES = {
     "decode": _PLAIN,
     "wide": _WIDE,
+    "steep": replace(_WIDE, options=(("scale", 1.0),)),
     "widest": replace(_WIDE, dims=(256, 256), lengths=(300,), slots=300),
     "two-widths": replace(_WIDE, dims=(192, 128), heads=(5, 1), lengths=(299,), slots=300),
+    "three-parts": replace(_PLAIN, dims=(64, 96), lengths=(300,), slots=300),
     "narrow": replace(_PLAIN, dims=(24, 40), heads=(2, 2)),
     "sixteen-heads": replace(_WIDE, heads=(16, 1), lengths=(400,)),
     "sixteen-queries": replace(_WIDE, queries=16, lengths=(3, 300), heads=(2, 2), options=_CAUSAL),
@@ -69,7 +71,7 @@ def test_attention_is_that_of_the_reference(case: CacheCase, way: str) -> None:
 
 @pytest.mark.parametrize("name", ["wide", "pages", "padding", "window", "features", "float8"])
 def test_merging_has_the_bits_of_split_keys(name: str) -> None:
-    """Whoever merges the chunks, and whatever the multiprocessors and the other entries are."""
+    """It does not matter which kernel merges, and how many multiprocessors there are."""
     built, found = build(_CASES[name]), []
     for way, sms in (("split", 132), ("merging", 132), ("merging", 2)):
         with host_cupy("90", sms) as host, few_rows(way, 128):
@@ -78,6 +80,37 @@ def test_merging_has_the_bits_of_split_keys(name: str) -> None:
     for other in found[1:]:
         for one, first in zip(other, found[0], strict=True):
             np.testing.assert_array_equal(one, first)
+
+
+def test_more_chunks_than_a_warp_has_lanes() -> None:
+    """The merge continues with the references of the 32 chunks before."""
+    case = replace(_PLAIN, heads=(4, 1), lengths=(2200,), slots=2200, dtype="float16")
+    built, found = build(case), []
+    built.caches["k_cache"][0, 2048:] *= 3  # the references rise there
+    for way in WAYS:
+        with host_cupy() as host, few_rows(way, 64):
+            raw, arrays, results = attended(host, built, "auto")
+            check(built, raw, arrays, results)
+            found.append([result.peek() for result in results])
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_merging_rounds_every_sum_as_split_keys_do() -> None:
+    """A small log-sum-exp shows the last bits of the sum of weights."""
+    case = replace(_PLAIN, heads=(4, 1), lengths=(700, 690, 680), dtype="float16")
+    built, found = build(case), []
+    built.arrays["q"][...] = 1
+    for entry, length in enumerate(case.lengths):
+        keys = built.caches["k_cache"][entry, :length]
+        keys *= 0.3
+        keys -= np.float16(np.log(length) / 8)  # so that a score is -log(length), about
+        keys[100 * entry] = 0  # and one is 0
+    for way in WAYS:
+        with host_cupy() as host, few_rows(way, 64):
+            found.append(attended(host, built, "auto")[2][1].peek())
+    assert abs(found[0] - np.log(2)).max() < 0.25
+    np.testing.assert_array_equal(*found)
 
 
 @st.composite
@@ -164,3 +197,16 @@ def test_attention_with_few_queries(chunk: int | None) -> None:
         np.testing.assert_allclose(np.asarray(out, float), truth, atol=2e-3, rtol=2e-3)
         asked = host.call(cuflash.attention, **x, blocks=(64, 64), return_lse=True)
         np.testing.assert_allclose(np.asarray(lse), np.asarray(asked[1]), rtol=1e-5)
+
+
+def test_rows_beyond_the_used_lengths_are_zero() -> None:
+    """They are rows of the same tile as those that count."""
+    x = arrays(Case(2, 4, 2, 5, 300, 64, 64, "float16", seed=9), "q", "k", "v")
+    used = {"seqused_q": np.array([2, 0], np.int32), "seqused_kv": np.array([300, 17], np.int32)}
+    truth = cuflash.reference.attention(x["q"], x["k"], x["v"], **used)[0]
+    with host_cupy("90", 4) as host, observe(_takes_few):
+        out, lse = host.call(cuflash.attention, **x, **used, return_lse=True)
+    np.testing.assert_allclose(np.asarray(out, float), truth, atol=2e-3, rtol=2e-3)
+    for entry, count in enumerate(used["seqused_q"]):
+        assert not np.asarray(out)[entry, count:].any()
+        assert np.isneginf(np.asarray(lse)[entry, :, count:]).all()

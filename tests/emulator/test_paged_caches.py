@@ -59,6 +59,7 @@ _CASES = {
     "pages-of-128": replace(_PAGED, slots=128, pages=2, dims=(128, 128), dtype="bfloat16"),
     "appended": _DECODED,
     "causal": replace(_DECODED, queries=3, new=3, options=(("causal", True),), slopes=True),
+    "many-queries": replace(_PAGED, queries=17, options=(("causal", True),)),
     "window": replace(_PAGED, queries=4, options=(("window_size", (20, 0)),), sinks=True),
     "heads-first": replace(_PAGED, strides="hnd"),
     "together": replace(_PAGED, strides="together"),

@@ -171,8 +171,8 @@ _OF_THE_HOST = (
     Bug(
         "the tile of packed queries is that of their sum",
         "cuflash/planning/invariant.py",
-        "max(FEWEST_OF_WHOLE_TILES, problem.most_queries)",
-        "max(FEWEST_OF_WHOLE_TILES, problem.seqlen_q)",
+        "max(fewest, problem.most_queries)",
+        "max(fewest, problem.seqlen_q)",
         f"{_UNIT}tile_and_chunk_are_those_of_an_unpacked_call",
     ),
     Bug(

@@ -78,8 +78,8 @@ BUGS = (
     _bug(
         "a page beyond the keys is looked up",
         _KERNEL,
-        "[min(in_entry.page, last)];",
-        "[in_entry.page];",
+        "[min(in_entry.page, last)], ",
+        "[in_entry.page], ",
         "a_table_is_read_where_keys_count",
     ),
     _bug(
@@ -92,8 +92,8 @@ BUGS = (
     _bug(
         "a page that is not there is read",
         _KERNEL,
-        "return {max(0, min(page, cache.pages - 1)), in_entry.row};",
-        "return {page, in_entry.row};",
+        "return max(0, min(page, cache.pages - 1));",
+        "return page;",
         "a_page_that_is_not_there_is_not_read",
     ),
     _bug(
@@ -115,14 +115,14 @@ BUGS = (
         _KERNEL,
         "key + row < seq.seqlen_kv && column",
         "column",
-        "[pages-of-16-fa2]",
+        "[many-queries-fa2]",
     ),
     _bug(
         "a gathered part of a row is the first",
         _KERNEL,
         "(valid ? column : 0);",
         "0;",
-        "[pages-of-16-fa2]",
+        "[many-queries-fa2]",
     ),
     _bug(
         "a tail behind all keys of an entry is not cleared",

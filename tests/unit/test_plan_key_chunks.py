@@ -123,20 +123,6 @@ def test_a_chunk_that_no_tile_of_fa3_divides_goes_on_to_fa2() -> None:
     assert "kv_chunk: got 32" in chosen.rejected[0][1]
 
 
-@pytest.mark.parametrize("keys", [2**26, 2**26 + 1, 2**29])
-def test_few_queries_have_the_longest_chunk_for_any_number_of_keys(keys: int) -> None:
-    chosen = plan(few(1, (1, 1), (1, keys), 64, storage="float16"), H200)
-    assert isinstance(chosen.tile, Fa2FewTile)
-    assert chunk_of(chosen.problem) == 2**20
-    assert chosen.launches[0].grid == ceil_div(keys, 2**20)
-
-
-def test_a_chunk_of_other_tiles_than_those_for_few_queries_has_the_usual_order() -> None:
-    problem = few(2, (4, 2), (1, 1000), 64, storage="float16")
-    assert isinstance(plan(problem, H200, kv_chunk=96).tile, Fa2FewTile)
-    assert plan(problem, H200, kv_chunk=80).algorithm == "fa3"
-
-
 def test_whoever_fills_the_device_may_have_chunks_too() -> None:
     for chunk in (64, 80, 1024):
         chosen = plan(filling(width=128, batch=300), H200, algorithm="fa3", kv_chunk=chunk)

@@ -26,6 +26,7 @@ __all__ = [
     "merging_tile",
     "tile_of_row",
     "why_not_few",
+    "with_whole_rows",
 ]
 
 #: Rows of queries of a tile: one fragment of the matrix instructions.
@@ -131,6 +132,12 @@ def merging_tile(tile: Fa2FewTile, limits: DeviceLimits, chunk: int) -> Fa2FewTi
     """Return the tile for blocks that merge chunks of so many keys; None if it does not fit."""
     merging = replace(tile, chunk=chunk).fitted(limits)
     return merging if merging.footprint.excess(limits) is None else None
+
+
+def with_whole_rows(tile: Fa2FewTile, limits: DeviceLimits) -> Fa2FewTile | None:
+    """Return the tile with results of all its rows; None if it does not fit."""
+    whole = replace(tile, result_rows=ROWS).fitted(limits)
+    return whole if whole.footprint.excess(limits) is None else None
 
 
 def tile_of_row(problem: AttentionProblem, limits: DeviceLimits, row: ForwardFewRow) -> Fa2FewTile:
