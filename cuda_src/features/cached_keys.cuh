@@ -109,14 +109,9 @@ struct KeysInPages {
     int page;
     int row;
   };
-  // The row of a key, and its page as the table names it. The table is not read after the last page
-  // that has keys.
+  // The row of a key, and its page as the table names it.
   __device__ static Place look_up(const CachedKeysParams& cache, const Sequence& seq, int key) {
-    const int slot0 = static_cast<int>(seq.kv_row0);
-    const Place in_entry = place_in(cache, slot0 + key);
-    if (cache.page_table == nullptr) return {seq.entry, in_entry.row};
-    const int last = place_in(cache, slot0 + max(0, seq.seqlen_kv - 1)).page;
-    return {line(cache, seq)[min(in_entry.page, last)], in_entry.row};
+    return found<false>(cache, seq, key);
   }
   // The nearest page that exists.
   __device__ static int existing(const CachedKeysParams& cache, int page) {
@@ -133,9 +128,19 @@ struct KeysInPages {
     const int number = cache.page_shift >= 0 ? slot >> cache.page_shift : slot / cache.page_size;
     return {number, slot - number * cache.page_size};
   }
+  // The same, with a page that exists.
   __device__ static Place place(const CachedKeysParams& cache, const Sequence& seq, int key) {
-    const Place found = look_up(cache, seq, key);
-    return {cache.page_table == nullptr ? found.page : existing(cache, found.page), found.row};
+    return found<true>(cache, seq, key);
+  }
+  // The table is not read after the last page that has keys.
+  template <bool exists>
+  __device__ static Place found(const CachedKeysParams& cache, const Sequence& seq, int key) {
+    const int slot0 = static_cast<int>(seq.kv_row0);
+    const Place in_entry = place_in(cache, slot0 + key);
+    if (cache.page_table == nullptr) return {seq.entry, in_entry.row};
+    const int last = place_in(cache, slot0 + max(0, seq.seqlen_kv - 1)).page;
+    const int page = line(cache, seq)[min(in_entry.page, last)];
+    return {exists ? existing(cache, page) : page, in_entry.row};
   }
   __device__ static void prefetch(const CachedKeysParams& cache, const Sequence& seq, int key) {
     if (cache.table_pages > 1 && key >= 0)

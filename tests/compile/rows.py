@@ -173,7 +173,7 @@ def rows(architecture: str) -> dict[str, KernelConfig]:
     for algorithm in ("fa2", "fa3") if architecture == "90" else ():
         calls = (call for call in split_calls(_few()) if call.algorithm == algorithm)
         found = _both(found, _named(architecture, calls, ()))
-    if architecture in ("80", "89", "90"):
+    if architecture in ("80", "90"):
         found = _both(found, _named(architecture, few_row_calls(_few()), ()))
     if architecture == "90":
         found = _both(found, _named(architecture, few_calls(_few()), ()))
