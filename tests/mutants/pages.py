@@ -78,8 +78,8 @@ BUGS = (
     _bug(
         "a page beyond the keys is looked up",
         _KERNEL,
-        "[min(in_entry.page, last)], ",
-        "[in_entry.page], ",
+        "[min(in_entry.page, last)];",
+        "[in_entry.page];",
         "a_table_is_read_where_keys_count",
     ),
     _bug(
