@@ -15,6 +15,8 @@ GROUPS = (1, 8, 16, 64)
 _HEADS = tuple(4**i for i in range(7))
 #: The same where lengths are given and plans differ only in the heads.
 _EVERY_HEAD = tuple(sorted({*range(1, 65), *(int(64 * 1.15**i) for i in range(30)), *_HEADS}))
+#: Queries that are more than FlashAttention-2's kernel for few queries takes, and still few.
+_MORE = 64
 #: Keys that few queries have whole, and keys that are split among blocks.
 _KEYS_OF_FEW = 64, 2**17
 #: Beyond the last length no tile changes.
@@ -48,13 +50,14 @@ def entries_of(operation: Operation, bias: str | None) -> tuple[int, ...]:
 
 
 def windows_of(operation: Operation) -> tuple[int, ...]:
-    """Window sizes: both sides of every size at which a pass's table changes."""
+    """Window sizes: both sides of every size at which a pass's table changes, and a large one."""
     if operation == "forward":
         last_of_rows = {row.widest_window for row in fa3_tables.FORWARD if row.widest_window}
     else:
         first_of_rows = {row.fewest_of_window for row in fa3_tables.BACKWARD}
         last_of_rows = {first - 1 for first in first_of_rows if first}
-    return tuple(keys for last in sorted(last_of_rows) for keys in (last, last + 1))
+    wide = _KEYS_OF_FEW[-1:] if operation == "forward" else ()  # its keys are split
+    return (*(keys for last in sorted(last_of_rows) for keys in (last, last + 1)), *wide)
 
 
 def telling_lengths() -> tuple[tuple[int, int], ...]:
@@ -62,7 +65,8 @@ def telling_lengths() -> tuple[tuple[int, int], ...]:
 
     They include both sides of every length at which the tables change, and enough lengths in
     between for plans that depend on lengths and heads. There are as many queries as keys, or
-    one query as in decoding; at some lengths as many as the kernel for few queries takes.
+    one query as in decoding, or a few more; at some lengths as many as the kernel for few
+    queries takes.
     """
     shorter = [n for row in fa3_tables.FORWARD for n in (row.longest, row.longest_causal)]
     shorter += [row.longest for row in fa3_tables.FORWARD_WITH_PAIRS]
@@ -71,4 +75,4 @@ def telling_lengths() -> tuple[tuple[int, int], ...]:
     edges = [n for last in (*shorter, *longer) for n in (last, last + 1)]
     lengths = {*_LENGTHS, *(n for n in edges if 1 <= n <= MAX_SEQLEN)}
     few = ((ROWS, keys) for keys in _KEYS_OF_FEW)
-    return (*((queries, keys) for keys in sorted(lengths) for queries in (keys, 1)), *few)
+    return (*((queries, keys) for keys in sorted(lengths) for queries in (keys, 1, _MORE)), *few)

@@ -203,9 +203,9 @@ def test_a_run_of_both_sets_has_either_table(stored: Store) -> None:
     assert render("pages").count("\n") == 4 + 4
     assert len(of_set("pages", paged)) == 3 * 4
     assert [label(one) for one in paged[:3]] == [
-        "cuflash fa3, kvcache, pages of 64",
-        "cuflash fa3, kvcache, pages of 16",
-        "cuflash fa3, kvcache",
+        "cuflash fa2, kvcache, pages of 64",
+        "cuflash fa2, kvcache, pages of 16",
+        "cuflash fa2, kvcache",
     ]
     other = {"run": "20300101-000001"}
     stored(*decoded, *({**one, **other} for one in paged))
