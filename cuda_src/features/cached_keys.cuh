@@ -128,11 +128,11 @@ struct KeysInPages {
     const int number = cache.page_shift >= 0 ? slot >> cache.page_shift : slot / cache.page_size;
     return {number, slot - number * cache.page_size};
   }
-  // The same, with a page that exists.
+  // The row of a key, and its page, moved to the nearest page that exists.
   __device__ static Place place(const CachedKeysParams& cache, const Sequence& seq, int key) {
     return found<true>(cache, seq, key);
   }
-  // The table is not read after the last page that has keys.
+  // Looks a key up. The table is not read after the last page that has keys.
   template <bool exists>
   __device__ static Place found(const CachedKeysParams& cache, const Sequence& seq, int key) {
     const int slot0 = static_cast<int>(seq.kv_row0);
