@@ -186,6 +186,8 @@ CASES: dict[str, Callable[[], list[Case]]] = {
     "packed-backward": lambda: of.packed("backward"),
     "decode": few_queries.decode,
     "decode-float8": few_queries.decode_float8,
+    "batches": few_queries.batches,
+    "drafts": few_queries.drafts,
     "pages": few_queries.pages,
     "few": few_queries.few,
     "features-elsewhere": lambda: of.features_elsewhere("forward"),

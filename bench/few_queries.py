@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from .case import Case, square
 
-__all__ = ["decode", "decode_float8", "few", "pages"]
+__all__ = ["batches", "decode", "decode_float8", "drafts", "few", "pages"]
 
 #: Batch, keys, heads of q and of k, and head_dim of a step of decoding: one query a sequence.
 _DECODED = (
@@ -46,6 +46,17 @@ def decode_float8() -> list[Case]:
 def pages() -> list[Case]:
     """A step of decoding over paged caches; the call for caches in one piece takes turns."""
     return [replace(case, pages=(64, 16)) for case in _decoded(_PAGED)]
+
+
+def batches() -> list[Case]:
+    """A step of decoding with 1 to 40 sequences: no size may be much slower than its neighbours."""
+    return _decoded(tuple((batch, 8192, 32, 8, 128) for batch in range(1, 41)))
+
+
+def drafts() -> list[Case]:
+    """A step of decoding, and one that checks eight drafted tokens, over the same caches."""
+    one = _decoded(((1, 32768, 32, 8, 128), (8, 32768, 32, 8, 128)))
+    return [replace(case, seqlen_q=n, causal=n > 1) for case in one for n in (1, 8)]
 
 
 def _decoded(sizes: tuple[tuple[int, int, int, int, int], ...]) -> list[Case]:

@@ -1,11 +1,12 @@
 // FlashAttention-2, forward pass for few queries, as of a step of decoding: Dao et al.,
 // "Flash-Decoding for long-context inference" (2023), inside one thread block.
 //
-// One block does one q tile of 16 rows of one (batch, head), or a chunk of its keys. Its warps have
-// the same rows and divide the tiles of keys: tile t belongs to warp t % warps. Each warp has a
-// ring of its own for K and V, which it fills itself, so no warp waits for another before the end.
-// Such a pass reads every key once and does little with it: what counts is that enough copies are
-// on their way at all times.
+// One block does one q tile of 16 queries of one (batch, head), or a chunk of its keys. Where query
+// heads share keys, up to 32 rows of a block are queries of several heads, and several blocks may
+// share the queries of a q tile. Its warps have the same rows and divide the tiles of keys: tile t
+// belongs to warp t % warps. Each warp has a ring of its own for K and V, which it fills itself, so
+// no warp waits for another before the end. Such a pass reads every key once and does little with
+// it: what counts is that enough copies are on their way at all times.
 //
 // At its end each warp has an output, a reference and a sum for every row. They are merged in the
 // order of the warps.
@@ -30,6 +31,27 @@ __device__ inline void exponentiate_few(FewState<Config>& state,
   exponentials<Config>(scores, factor,
                        [&](int m, int, int group, int) { return offset.value[m][group]; });
   scores.for_each([&](float& x, int m, int, int group, int) { state.sum.value[m][group] += x; });
+}
+
+// Changes the raw products of a tile of keys to scores.
+template <class Config>
+__device__ inline void prepare_few(const FewContext<Config>& c,
+                                   typename FewTypes<Config>::Scores& scores, int key0) {
+  using Scores = typename FewTypes<Config>::Scores;
+  const int query0 = c.rows.query0;
+  const bool edge = is_edge_tile<Config>(c.seq, query0, key0);
+  if constexpr (!Config::packs_heads) {
+    prepare_scores<Config>(c.params, scores, c.seq, c.item.head, query0, key0, edge);
+  } else {  // no term depends on the query or the head
+    change_scores<Config>(c.params, RowsOfQueries{c.seq.entry, c.rows.head0, query0, key0}, scores);
+    if (!edge) return;
+    const LanePosition lane;
+    scores.for_each([&](float& s, int m, int n, int group, int which) {
+      const int i = c.rows.query(lane.row + Scores::row(m, group));
+      const int j = key0 + lane.column + Scores::column(n, which);
+      if (!Mask<Config>::visible(c.seq, i, j)) s = -infinity<float>();
+    });
+  }
 }
 
 // A warp's walk over its tiles of keys.
@@ -65,8 +87,7 @@ struct KeyWalk {
       FewProducts<Config>::score(scores, q, {arrived()});
       load_next(slots % 2 == 0);
       const int key0 = tile * Config::block_kv;
-      prepare_scores<Config>(c.params, scores, c.seq, c.item.head, c.first_query(), key0,
-                             is_edge_tile<Config>(c.seq, c.first_query(), key0));
+      prepare_few(c, scores, key0);
       exponentiate_few(state, scores, factor);
       FewProducts<Config>::add(state.output, scores, {arrived()});
       load_next(slots % 2 != 0);
@@ -135,18 +156,26 @@ __device__ inline void forward_few(const typename Config::Params& params) {
   static_assert(sizeof(FewStorage<Config>) == Config::shared_bytes,
                 "the plan and the kernel disagree about shared memory");
   const Shape& shape = params.shape;
-  const TileOrder<Config::entries_inside> order{q_tiles_of_head<Config>(params),
-                                                static_cast<unsigned>(shape.heads_q),
+  unsigned block = blockIdx.x, heads = shape.heads_q, part = 0;
+  if constexpr (Config::packs_heads) {
+    const auto parts = static_cast<unsigned>(params.parts);
+    part = block % parts;
+    block /= parts;
+    heads /= static_cast<unsigned>(params.heads_of_block);
+  }
+  const TileOrder<Config::entries_inside> order{q_tiles_of_head<Config>(params), heads,
                                                 static_cast<unsigned>(params.head_group)};
-  if (Config::Lengths::packed && blockIdx.x >= order.tiles * order.heads) return;
-  const auto [item, seq] = q_item_of<Config>(params, order, blockIdx.x);
+  if (Config::Lengths::packed && block >= order.tiles * order.heads) return;
+  const auto [item, seq] = q_item_of<Config>(params, order, block);
+  const FewRows<Config> rows(params, item, seq, static_cast<int>(part));
+  if (Config::packs_heads && rows.count <= 0) return;
   const KvBlocks<Config> blocks(params, seq, item);
   if constexpr (Config::Chunks::split) {
     if (blocks.count() == 0) return;
   }
   if constexpr (Config::Chunks::split && Config::architecture >= 90) ptx::let_next_kernel_begin();
-  const int kv_head = item.head / (shape.heads_q / shape.heads_kv);
-  const FewContext<Config> c{params, shared, item, seq, blocks.range, kv_head};
+  const int kv_head = rows.head0 / (shape.heads_q / shape.heads_kv);
+  const FewContext<Config> c{params, shared, item, seq, blocks.range, rows, kv_head};
   load_few_q(c);
   KeyWalk<Config> walk(c);
   __syncthreads();  // Q is there

@@ -11,15 +11,15 @@ template <class Config>
 __device__ inline void load_few_q(const FewContext<Config>& c) {
   using Storage = typename Config::Storage;
   using Types = FewTypes<Config>;
-  const int begin = c.first_query();
-  const auto* const q = q_row<const Storage>(c.params.q, c.seq, c.item.head, begin);
-  for (int i = threadIdx.x; i < Types::steps * 32 * 4; i += 32 * Config::warps) {
-    const int part = i % 4, lane = i / 4 % 32, step = i / 128;
-    const int row = lane / 4 + part % 2 * 8;
+  for (int i = threadIdx.x; i < Types::fragments * Types::steps * 32 * 4; i += 32 * Config::warps) {
+    const int part = i % 4, lane = i / 4 % 32, step = i / 128 % Types::steps;
+    const int row = i / (128 * Types::steps) * 16 + lane / 4 + part % 2 * 8;
     const int column = FewProducts<Config>::depth(step, lane % 4, part / 2);
-    const bool valid = begin + row < c.seq.seqlen_q && column < c.params.shape.head_dim;
-    c.shared.q.data[i] =
-        valid ? *reinterpret_cast<const unsigned*>(q + row * c.params.q.row_stride + column) : 0;
+    const int query = c.rows.query(row);
+    const bool there = !Config::packs_heads || row < c.rows.count;
+    const bool valid = there && query < c.seq.seqlen_q && column < c.params.shape.head_dim;
+    const auto* const q = q_row<const Storage>(c.params.q, c.seq, c.rows.head(row), query);
+    c.shared.q.data[i] = valid ? *reinterpret_cast<const unsigned*>(q + column) : 0;
   }
 }
 

@@ -16,7 +16,9 @@ struct Fa2ForwardFewParams {
   float factor;          // of the logits, see logit_factor in tile/softmax.cuh
   long long head_group;  // heads whose tiles run together, see tile/schedule.cuh
   Shape shape;
-  long long chunk_tiles;  // tiles of a chunk; 0: the block has one chunk
+  long long chunk_tiles;     // tiles of a chunk; 0: the block has one chunk
+  long long heads_of_block;  // query heads whose rows a block has, 1 or more
+  long long parts;           // blocks that share the queries of a q tile
 };
 
 }  // namespace cuflash

@@ -26,14 +26,18 @@ struct FewProducts {
     const LaneChunks<typename Types::KTile, true> chunks{k, lane % 8 + lane / 16 * 8, lane / 8 % 2};
 #pragma unroll
     for (int step = 0; step < Types::steps; ++step) {
-      const uint4 four = q[step * 32 + lane];
-      const unsigned left[4] = {four.x, four.y, four.z, four.w};
+      uint4 left[Types::fragments];
+#pragma unroll
+      for (int m = 0; m < Types::fragments; ++m) left[m] = q[(m * Types::steps + step) * 32 + lane];
 #pragma unroll
       for (int n = 0; n < Config::block_kv / 8; n += 2) {
         unsigned right[4];
         ptx::load_matrix_x4(right, chunks.at(8 * n, 2 * step));
-        multiply(scores.value[0][n], left, right[0], right[1]);
-        multiply(scores.value[0][n + 1], left, right[2], right[3]);
+#pragma unroll
+        for (int m = 0; m < Types::fragments; ++m) {
+          multiply(scores.value[m][n], left[m], right[0], right[1]);
+          multiply(scores.value[m][n + 1], left[m], right[2], right[3]);
+        }
       }
     }
   }
@@ -44,8 +48,9 @@ struct FewProducts {
     Products<Config>::multiply_weights(output, weights, depth_by_rows(v, Zero{}), nullptr, 0, 0);
   }
 
-  __device__ static void multiply(float (&c)[2][2], const unsigned (&left)[4], unsigned right0,
+  __device__ static void multiply(float (&c)[2][2], const uint4& four, unsigned right0,
                                   unsigned right1) {
+    const unsigned left[4] = {four.x, four.y, four.z, four.w};
     ptx::mma_m16n8k16(Storage{}, c[0][0], c[0][1], c[1][0], c[1][1], left, right0, right1);
   }
 };
@@ -71,9 +76,12 @@ struct FewProducts<Config, true> {
     const int lane = ptx::opaque_lane();
 #pragma unroll
     for (int first = 0; first < Types::steps; first += 4) {
-      uint4 left[4];
+      uint4 left[Types::fragments][4];
 #pragma unroll
-      for (int i = 0; i < 4; ++i) left[i] = q[(first + i) * 32 + lane];
+      for (int m = 0; m < Types::fragments; ++m) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) left[m][i] = q[(m * Types::steps + first + i) * 32 + lane];
+      }
 #pragma unroll
       for (int n = 0; n < Config::block_kv / 8; ++n) {
         const auto* const at = k.chunk_at(8 * n + lane / 4, first + lane % 4);
@@ -83,8 +91,10 @@ struct FewProducts<Config, true> {
         for (int i = 0; i < 4; ++i) {
           unsigned right[2];
           Config::Stored::template convert<Storage>(four[i], right[0], right[1]);
-          const unsigned rows[4] = {left[i].x, left[i].y, left[i].z, left[i].w};
-          multiply(scores.value[0][n], rows, right[0], right[1]);
+#pragma unroll
+          for (int m = 0; m < Types::fragments; ++m) {
+            multiply(scores.value[m][n], left[m][i], right[0], right[1]);
+          }
         }
       }
     }
@@ -95,11 +105,14 @@ struct FewProducts<Config, true> {
     const int lane = ptx::opaque_lane();
 #pragma unroll
     for (int k = 0; k < Config::block_kv; k += 16) {
-      const auto& near = weights.value[0][k / 8];
-      const auto& far = weights.value[0][k / 8 + 1];
-      const unsigned left[4] = {
-          pack(Storage{}, near[0][0], near[0][1]), pack(Storage{}, near[1][0], near[1][1]),
-          pack(Storage{}, far[0][0], far[0][1]), pack(Storage{}, far[1][0], far[1][1])};
+      uint4 left[Types::fragments];
+#pragma unroll
+      for (int m = 0; m < Types::fragments; ++m) {
+        const auto& near = weights.value[m][k / 8];
+        const auto& far = weights.value[m][k / 8 + 1];
+        left[m] = {pack(Storage{}, near[0][0], near[0][1]), pack(Storage{}, near[1][0], near[1][1]),
+                   pack(Storage{}, far[0][0], far[0][1]), pack(Storage{}, far[1][0], far[1][1])};
+      }
 #pragma unroll
       for (int chunk = 0; chunk < Types::VTile::chunks; chunk += 2) {
         // Matrices 0 and 1 are keys 0-7 and 8-15 of a chunk, 2 and 3 of the next chunk. A register
@@ -112,8 +125,11 @@ struct FewProducts<Config, true> {
           unsigned low[2], high[2];  // keys 0-7 and 8-15, of the even and of the odd columns
           Config::Stored::template convert<Storage>(keys_together(right[i]), low[0], low[1]);
           Config::Stored::template convert<Storage>(keys_together(right[i + 1]), high[0], high[1]);
-          multiply(output.value[0][2 * chunk + i], left, low[0], high[0]);
-          multiply(output.value[0][2 * chunk + i + 1], left, low[1], high[1]);
+#pragma unroll
+          for (int m = 0; m < Types::fragments; ++m) {
+            multiply(output.value[m][2 * chunk + i], left[m], low[0], high[0]);
+            multiply(output.value[m][2 * chunk + i + 1], left[m], low[1], high[1]);
+          }
         }
       }
     }
@@ -123,8 +139,9 @@ struct FewProducts<Config, true> {
   // From bytes of (key, column), (key, column + 1), (key + 1, column), (key + 1, column + 1) to
   // both keys of the first column and both keys of the second.
   __device__ static unsigned keys_together(unsigned bytes) { return __byte_perm(bytes, 0, 0x3120); }
-  __device__ static void multiply(float (&c)[2][2], const unsigned (&left)[4], unsigned right0,
+  __device__ static void multiply(float (&c)[2][2], const uint4& four, unsigned right0,
                                   unsigned right1) {
+    const unsigned left[4] = {four.x, four.y, four.z, four.w};
     ptx::mma_m16n8k16(Storage{}, c[0][0], c[0][1], c[1][0], c[1][1], left, right0, right1);
   }
 };

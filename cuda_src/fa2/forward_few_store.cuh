@@ -18,16 +18,16 @@ __device__ inline void post_rows(const FewContext<Config>& c, FewState<Config>& 
   using Types = FewTypes<Config>;
   const int lane = ptx::opaque_lane(), warp = c.warp();
   const LanePosition position;
-  state.sum.for_each([&](float& sum, int, int group) {
+  state.sum.for_each([&](float& sum, int m, int group) {
     sum = combine_row_lanes(sum, [](float a, float b) { return a + b; });
     if (position.column != 0) return;
-    c.shared.ends.data[warp * Types::rows + position.row + 8 * group] = {
-        state.reference.value[0][group], sum};
+    const int row = position.row + Types::Output::row(m, group);
+    c.shared.ends.data[warp * Types::rows + row] = {state.reference.value[m][group], sum};
   });
-  const int rows = c.rows();
+  const int rows = c.rows.count;
   float* const result = c.shared.of(warp);
-  state.output.for_each([&](float& x, int, int n, int group, int which) {
-    const int row = position.row + 8 * group;
+  state.output.for_each([&](float& x, int m, int n, int group, int which) {
+    const int row = position.row + Types::Output::row(m, group);
     const int column = FewProducts<Config>::column(n, which, lane % 4);
     if (row < rows) result[row * Types::out_stride + column] = x;
   });
@@ -59,7 +59,7 @@ struct ChunkRow {
 #pragma unroll
       for (int n = 0; n < 4; ++n) output[n] = fma(weight, four.value[n], output[n]);
     }
-    if (is_surplus<Config>(c.seq, c.first_query() + row)) reference = -infinity<float>(), sum = 0;
+    if (is_surplus<Config>(c.seq, c.rows.query(row))) reference = -infinity<float>(), sum = 0;
   }
 
   // Divides the output by the sum, and multiplies it by the factors of the row and of the values.
@@ -78,7 +78,7 @@ struct ChunkRow {
 template <class Config, class Function>
 __device__ inline void for_each_four(const FewContext<Config>& c, Function function) {
   constexpr int fours = Config::head_dim_v / 4;
-  const int count = min(Config::result_rows, c.rows()) * fours;
+  const int count = min(Config::result_rows, c.rows.count) * fours;
   for (int i = threadIdx.x; i < count; i += 32 * Config::warps) {
     function(i / fours, i % fours * 4);
   }
@@ -93,23 +93,30 @@ __device__ inline void store_four(const FewContext<Config>& c, int row, int colu
   Four<T> out;
 #pragma unroll
   for (int n = 0; n < 4; ++n) out.value[n] = from_compute<T>(x[n]);
-  auto* const to = q_row<T>(tensor, c.seq, c.item.head, c.first_query() + row) + column;
+  auto* const to = q_row<T>(tensor, c.seq, c.rows.head(row), c.rows.query(row)) + column;
   *reinterpret_cast<Four<T>*>(to) = out;
+}
+
+// Stores the end of a row, where the kernel does so.
+template <class Config>
+__device__ inline void store_ends(const FewContext<Config>& c, int row, float reference,
+                                  float sum) {
+  if (!Config::Chunks::keeps_rows(c.params)) return;
+  WorkItem item = c.item;
+  item.head = c.rows.head(row);
+  Config::Chunks::template keep_row<Config>(c.params, c.seq, item, c.rows.query(row), reference,
+                                            sum);
 }
 
 // Stores the rows of the only chunk.
 template <class Config>
 __device__ inline void store_chunk(const FewContext<Config>& c) {
-  using Chunks = typename Config::Chunks;
   for_each_four(c, [&](int row, int column) {
     ChunkRow<Config> chunk(c, row, column);
-    const float keep = end_row<Config>(c.params, c.item.head, chunk.reference, chunk.sum);
+    const float keep = end_row<Config>(c.params, c.rows.head(row), chunk.reference, chunk.sum);
     chunk.normalise(c, keep);
     store_four(c, row, column, chunk.output);
-    if (column == 0 && Chunks::keeps_rows(c.params)) {
-      Chunks::template keep_row<Config>(c.params, c.seq, c.item, c.first_query() + row,
-                                        chunk.reference, chunk.sum);
-    }
+    if (column == 0) store_ends(c, row, chunk.reference, chunk.sum);
   });
 }
 
@@ -147,17 +154,14 @@ __device__ inline void store_merged(const FewContext<Config>& c, int count) {
       merged = *reinterpret_cast<const Four<float>*>(c.shared.merged.data +
                                                      row * Config::head_dim_v + column);
     }
-    const float keep = end_row<Config>(c.params, c.item.head, ends.x, ends.y);
+    const float keep = end_row<Config>(c.params, c.rows.head(row), ends.x, ends.y);
     const float inverse = inverse_of(ends.y, keep);
 #pragma unroll
     for (int n = 0; n < 4; ++n) {
       merged.value[n] = Logits<Config>::normalise(merged.value[n], ends.y, keep, inverse);
     }
     store_four(c, row, column, merged.value);
-    if (column == 0 && Config::Chunks::keeps_rows(c.params)) {
-      Config::Chunks::template keep_row<Config>(c.params, c.seq, c.item, c.first_query() + row,
-                                                ends.x, ends.y);
-    }
+    if (column == 0) store_ends(c, row, ends.x, ends.y);
   });
 }
 

@@ -32,10 +32,12 @@ template <class Config>
 struct FewTypes {
   using Storage = typename Config::Storage;
   using Cell = typename Config::Stored::template Cell<Storage>;
-  static constexpr int rows = Config::block_q;
+  static constexpr int rows = Config::rows;
+  static constexpr int fragments = rows / 16;
   static constexpr int steps = Config::head_dim / 16;        // of the products with K
   static constexpr int out_stride = Config::head_dim_v + 8;  // numbers between rows of results
-  static_assert(rows == 16 && Config::mma_depth == 16, "one fragment of rows");
+  static_assert(rows % 16 == 0 && Config::mma_depth == 16, "whole fragments of rows");
+  static_assert(Config::packs_heads || rows == Config::block_q, "a row for each query");
   static_assert(Config::block_kv % 16 == 0, "the keys are whole instructions");
   static_assert(Config::copies == CopyKind::asynchronous, "a ring of asynchronous copies");
   static_assert(!natural_logits<Config>, "16-bit storage");
@@ -80,10 +82,51 @@ struct FewResults<Config, true> {
 
 template <class Config>
 struct FewStorage : FewResults<Config> {
-  // Q as left operands: four registers of each lane for each step.
-  SharedArray<unsigned, FewTypes<Config>::steps * 32 * 4> q;
+  // Q as left operands: four registers of each lane for each step of a fragment.
+  SharedArray<unsigned, FewTypes<Config>::fragments * FewTypes<Config>::steps * 32 * 4> q;
   // The reference and the sum of every row of every warp.
   SharedArray<Pair<float>, Config::warps * FewTypes<Config>::rows> ends;
+};
+
+// The rows of a block: queries of a q tile and, where Config::packs_heads, query heads of one kv
+// head, so that its keys are read once. Row r then has query r / heads and head r % heads; blocks
+// that differ in `part` have different queries of the tile.
+template <class Config, bool = Config::packs_heads>
+struct FewRows {
+  const int query0;
+  const int head0;
+  const int count;  // those that are stored
+
+  template <class Params>
+  __device__ FewRows(const Params&, const WorkItem& item, const Sequence& seq, int)
+      : query0(item.q_tile * Config::block_q),
+        head0(item.head),
+        count(min(Config::block_q, seq.rows_q - query0)) {}
+  __device__ int query(int row) const { return query0 + row; }
+  __device__ int head(int) const { return head0; }
+};
+template <class Config>
+struct FewRows<Config, true> {
+  const int heads;
+  const int query0;
+  const int head0;
+  const int count;
+
+  template <class Params>
+  __device__ FewRows(const Params& params, const WorkItem& item, const Sequence& seq, int part)
+      : heads(static_cast<int>(params.heads_of_block)),
+        query0(item.q_tile * Config::block_q + part * (Config::rows / heads)),
+        head0(item.head * heads),
+        count(queries_here(item, seq) * heads) {}
+  __device__ int query(int row) const { return query0 + row / heads; }
+  __device__ int head(int row) const { return head0 + row % heads; }
+
+ private:
+  // May be negative: the q tile, or the sequence, may end before this part of it.
+  __device__ int queries_here(const WorkItem& item, const Sequence& seq) const {
+    const int end = min((item.q_tile + 1) * Config::block_q, seq.rows_q);
+    return min(Config::rows / heads, end - query0);
+  }
 };
 
 // What all steps of a block have in common.
@@ -94,6 +137,7 @@ struct FewContext {
   const WorkItem item;
   const Sequence seq;
   const KvRange range;  // tiles of block_kv keys
+  const FewRows<Config> rows;
   const int kv_head;
 
   __device__ static int warp() { return static_cast<int>(threadIdx.x) / 32; }
@@ -102,8 +146,6 @@ struct FewContext {
     const int before = range.begin % Config::warps;
     return range.begin + (warp() - before + Config::warps) % Config::warps;
   }
-  __device__ int first_query() const { return item.q_tile * Config::block_q; }
-  __device__ int rows() const { return min(Config::block_q, seq.rows_q - first_query()); }
 };
 
 // The rows of a warp from step to step.

@@ -141,7 +141,7 @@ PARAMETERS = {
         ("q", "k", "v", "out"),
         ("lse",),
         ("scale", "factor", "head_group"),
-        last=("chunk_tiles",),
+        last=("chunk_tiles", "heads_of_block", "parts"),
     ),
     ("fa2", "backward"): _struct(
         "Fa2BackwardParams",

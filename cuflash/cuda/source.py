@@ -165,6 +165,7 @@ def translation_unit(
             f"// {config.generation}/{config.kernel}.cu, sources {digest}",
             f'#include "{config.generation}/{config.kernel}.cu"',
             *(_header(feature.device) for feature in config.features),
+            *['#include "ptx/dependent_launch.cuh"'] * config.waits,
             "",
             *_params_lines(config),
             "",
@@ -177,6 +178,7 @@ def translation_unit(
             'extern "C" __global__ '
             f"__launch_bounds__({config.threads}, {config.blocks_per_sm}) void",
             f"{config.entry}(const __grid_constant__ Config::Params params) {{",
+            *["  cuflash::ptx::wait_for_kernel_before();"] * config.waits,
             f"  cuflash::{config.generation}::{config.kernel}<Config>(params);",
             "}",
             "",

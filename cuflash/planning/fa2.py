@@ -16,6 +16,7 @@ from .key_chunks import KeyChunks, divides, require_one
 from .problem import AttentionProblem
 from .row_steps import RowSteps, launchable
 from .tiles import fa2, steps
+from .tiles.common import ceil_div
 from .tiles.fa2_few import Fa2FewTile, few_tile
 
 __all__ = ["fa2_plan", "takes_few"]
@@ -126,7 +127,9 @@ def _is_smaller(tile: fa2.Fa2Tile, best: fa2.Fa2Tile) -> bool:
 
 
 def _blocks(problem: AttentionProblem, tile: fa2.Fa2Tile | Fa2FewTile) -> int:
-    if not isinstance(tile, fa2.Fa2BackwardTile):
+    if isinstance(tile, Fa2FewTile):
+        return tile.blocks(problem)
+    if isinstance(tile, fa2.Fa2ForwardTile):
         return problem.batch * problem.heads_q * problem.tiles(problem.seqlen_q, tile.block_q)
     return problem.batch * problem.heads_kv * problem.tiles(problem.seqlen_kv, tile.block_kv)
 
@@ -148,7 +151,7 @@ def _main_launch(
         widths = tile.head_dim, tile.head_dim_v
         config = replace(config, kernel=tile.kernel, head_dim=widths[0], head_dim_v=widths[1])
     heads = problem.batch * (problem.heads_q if forward else problem.heads_kv)
-    tiles = grid // max(1, heads)
+    tiles = ceil_div(grid, max(1, heads))
     head_group = head_group_of(problem, limits, tiles, footprint.blocks_per_sm)
     if forward:
         head_group = whole_entries(problem, head_group)
@@ -167,13 +170,22 @@ def _forward(
     few = isinstance(tile, Fa2FewTile)
     blocks = tile.block_q, tile.block_kv
     chunks = KeyChunks(problem, limits, tile.arithmetic, *blocks, kv_chunk, in_order=few)
-    own = (("chunk_tiles", tile.chunk // tile.block_kv),) if isinstance(tile, Fa2FewTile) else ()
-    main = _main_launch(chunks.of_parts, limits, tile, *own)
+    main = _main_launch(chunks.of_parts, limits, tile, *_arguments_of_few(problem, tile))
     grid = launchable(chunks.items(main.grid), "splitting keys")
     main = replace(main, config=chunks.of_main(main.config), grid=grid)
     launches = *lists.before, main, *chunks.after
     workspace = tuple(lay_out([*lists.sizes, *chunks.sizes]))
     return Plan(chunks.problem, "cuda", "fa2", tile, reason, rejected, launches, workspace)
+
+
+def _arguments_of_few(
+    problem: AttentionProblem, tile: fa2.Fa2ForwardTile | Fa2FewTile
+) -> tuple[tuple[str, int], ...]:
+    """Return the fields of the parameters that only the kernel for few queries has."""
+    if not isinstance(tile, Fa2FewTile):
+        return ()
+    chunk = ("chunk_tiles", tile.chunk // tile.block_kv)
+    return chunk, ("heads_of_block", max(1, tile.heads)), ("parts", tile.parts(problem))
 
 
 def _backward(

@@ -26,9 +26,12 @@ _MOST_CHUNKS = 64
 
 #: Bytes per microsecond of an H200: of all multiprocessors together, and of one alone, by the
 #: bytes of a stored number.
-_MEMORY, _ALONE = 4.5e6, {1: 0.049e6, 2: 0.064e6}
-#: Microseconds of a launch, of further rounds of blocks, and of a chunk that a block merges.
-_LAUNCH, _ROUNDS, _CHUNK = 5.0, 2.5, 1.0
+_MEMORY, _ALONE = 4.5e6, {1: 0.034e6, 2: 0.064e6}
+#: Microseconds of a launch, and of a chunk of eight rows that a block merges.
+_LAUNCH, _CHUNK = 5.0, {1: 0.75, 2: 1.0}
+#: Microseconds until a multiprocessor is busy again after a round of blocks. With 16-bit numbers
+#: other multiprocessors use the memory meanwhile, so further rounds cost less.
+_ROUND = {1: 4.0, 2: 2.5}
 #: Microseconds of the kernel that merges, and of each chunk of a row beyond the first eight.
 _MERGE, _MERGED_CHUNK = 3.5, 0.1
 #: Bytes of partial results that a microsecond writes or reads.
@@ -53,19 +56,25 @@ class FewWork:
         """The predicted time in microseconds."""
         problem = self.problem
         chunks = ceil_div(self._keys, self.chunk) if self.chunk else 1
-        of_head = problem.tiles(problem.seqlen_q, self.tile.block_q)
-        tiles = problem.batch * problem.heads_q * of_head
+        tiles = self.tile.blocks(problem)
         blocks = max(1, tiles if self.merges else tiles * chunks)
-        rounds = ceil_div(blocks, self.limits.num_sms)
         size = ELEMENTS[problem.stored].itemsize
-        row = (problem.head_dim + problem.head_dim_v) * size
         keys = self._keys if self.merges else min(self.chunk or self._keys, self._keys)
-        of_block = row * keys / _ALONE[size]
+        read = (problem.head_dim + problem.head_dim_v) * size * keys  # by a block
+        alone = read / _ALONE[size]
         if self.merges:
-            of_block += chunks * _CHUNK * self.tile.result_rows / 8
-        read = problem.batches * problem.heads_kv * self._keys * row / _MEMORY
-        main = max(read + _ROUNDS * math.sqrt(rounds - 1), rounds * of_block)
-        return _LAUNCH + main + self._merging(blocks, chunks)
+            alone += chunks * _CHUNK[size] * self.tile.result_rows / 8
+        rounds, others = divmod(blocks, self.limits.num_sms)
+        main = rounds * max(alone, read * self.limits.num_sms / _MEMORY)
+        main += max(alone, read * others / _MEMORY) if others else 0.0
+        return _LAUNCH + main + self._between(size, blocks) + self._merging(blocks, chunks)
+
+    def _between(self, size: int, blocks: int) -> float:
+        """Return the time for which multiprocessors wait for the first keys of blocks."""
+        further = ceil_div(blocks, self.limits.num_sms) - 1
+        if size == 1:  # a full device waits for the first blocks too
+            return _ROUND[size] * (further + min(1.0, blocks / self.limits.num_sms))
+        return _ROUND[size] * math.sqrt(further)
 
     @property
     def _keys(self) -> int:
@@ -76,7 +85,7 @@ class FewWork:
     def _merging(self, blocks: int, chunks: int) -> float:
         if not self.chunk or self.merges:
             return 0.0
-        rows = min(self.tile.block_q, self.problem.seqlen_q)
+        rows = min(self.tile.rows, self.problem.seqlen_q * max(1, self.tile.heads))
         size = DTYPES[self.problem.compute].itemsize
         parts = 2 * blocks * rows * self.problem.head_dim_v * size
         return _MERGE + _MERGED_CHUNK * max(0, chunks - 8) + parts / _PARTS

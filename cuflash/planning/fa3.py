@@ -20,6 +20,7 @@ from .item_lists import ItemLists
 from .kernel import KernelConfig, KernelLaunch, kernel_config, lay_out
 from .key_chunks import KeyChunks
 from .key_parts import KeyParts, parts_of
+from .overlapping import overlapping
 from .problem import DTYPES, AttentionProblem
 from .row_order import RowOrder
 from .row_steps import RowSteps, launchable
@@ -207,8 +208,11 @@ def _backward(
         problem, limits, fa3.ARITHMETIC, rows.padded_rows, main.config.threads, tile.block_kv
     )
     lists = ItemLists(problem, limits, fa3.ARITHMETIC, tile.block_kv, tile.ordered)
+    every = *every, *keys.after
+    if not problem.uses:
+        every = overlapping(every)
     before = *bits.before, *lists.before
-    launches = tuple(map(for_hopper, (*before, *every, *keys.after, *others.after)))
+    launches = tuple(map(for_hopper, (*before, *every, *others.after)))
     sizes = [*rows.sizes, *keys.sizes, *others.sizes, *bits.sizes, *lists.sizes]
     workspace = tuple(lay_out(sizes))
     reason += keys.said

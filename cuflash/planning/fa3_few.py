@@ -9,6 +9,7 @@ from .decision import Algorithm, Plan
 from .device import DeviceLimits
 from .hopper import for_hopper
 from .kernel import KernelLaunch, kernel_config, lay_out
+from .overlapping import overlapping
 from .problem import AttentionProblem
 from .row_steps import RowSteps, launchable
 from .tiles import fa3
@@ -54,7 +55,7 @@ def few_plan(
     workspace = tuple(lay_out(rows.sizes))
     if splits > 1:
         reason += f"; {splits} blocks share the kv tiles of a head, as heads are few"
-    launches = tuple(map(for_hopper, rows.around(main)))
+    launches = tuple(map(for_hopper, overlapping(rows.around(main))))
     return Plan(problem, "cuda", "fa3", tile, reason, rejected, launches, workspace)
 
 

@@ -9,6 +9,7 @@ from .decision import Algorithm, Plan
 from .device import DeviceLimits
 from .hopper import for_hopper
 from .kernel import KernelLaunch, kernel_config, lay_out
+from .overlapping import overlapping
 from .problem import AttentionProblem
 from .row_steps import RowSteps, launchable
 from .tiles import fa3
@@ -45,7 +46,7 @@ def short_plan(
     boxes = (("q", of_q), ("k", tile.block_kv), ("v", tile.block_kv), ("dout", of_q))
     grid = min(launchable(problem.batch * problem.heads_q, "fa3"), limits.num_sms)
     main = KernelLaunch(config, grid, (rows.rows,), boxes)
-    launches = tuple(map(for_hopper, rows.around(main)))
+    launches = tuple(map(for_hopper, overlapping(rows.around(main))))
     return Plan(
         problem, "cuda", "fa3", tile, reason, rejected, launches, tuple(lay_out(rows.sizes))
     )

@@ -62,6 +62,7 @@ class KernelConfig:
     shared_bytes: int
     blocks_per_sm: int = 1  # the compiler limits registers so that these fit
     features: tuple[CompiledFeature, ...] = ()
+    waits: bool = False  # first of all for the kernel before, which may still run
 
     @property
     def entry(self) -> str:

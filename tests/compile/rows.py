@@ -286,4 +286,4 @@ def _constants(c: KernelConfig) -> list[str]:
         parts.append(f"clears{constants['turns']}")
     if c.kernel == "convert_dq":  # narrow and wide heads can have fragments of different height
         parts.append(f"m{constants['fragment_rows']}")
-    return parts
+    return parts + ["waits"] * c.waits

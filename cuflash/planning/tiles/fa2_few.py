@@ -29,7 +29,7 @@ __all__ = [
     "with_whole_rows",
 ]
 
-#: Rows of queries of a tile: one fragment of the matrix instructions.
+#: Queries of a tile: one fragment of the matrix instructions.
 ROWS = 16
 #: With fewer queries, results are kept of half the rows of a tile, unless queries are packed: then
 #: an entry may have more queries than was said, and rows after the last entry are rows too.
@@ -44,13 +44,18 @@ _FEATURES = frozenset(
         *("cached_keys", "packed_queries", "packed_group", "kv_chunks", "float8"),
     )
 )
+#: Those that are the same for the heads that share keys, or belong to a row.
+_OF_SHARED_HEADS = _FEATURES - {"alibi", "packed_group"}
 #: Compute capability of the conversion of float8 numbers.
 _FLOAT8_DEVICE = (8, 9)
 
 
 @dataclass(frozen=True)
 class Fa2FewTile:
-    """All warps have the same 16 rows and divide the keys; each has a ring of its own.
+    """All warps have the same rows and divide the keys; each has a ring of its own.
+
+    A row is a query of a head. With ``heads`` a block has queries of so many heads that
+    share keys; 0: of one head. Then it may have fewer queries than a tile.
 
     With ``chunk`` a block walks all keys of its rows and merges chunks of so many keys,
     with the results that a block for each chunk would have.
@@ -66,6 +71,8 @@ class Fa2FewTile:
     arithmetic: Arithmetic
     result_rows: int  # rows that results are kept of
     chunk: int = 0
+    heads: int = 0
+    rows: int = ROWS
 
     #: The file of the kernel.
     kernel = "forward_few"
@@ -73,7 +80,7 @@ class Fa2FewTile:
     @property
     def footprint(self) -> Footprint:
         """Shared memory exactly as the kernel lays it out, registers as an estimate."""
-        held = values_in_registers(self.block_q, self.head_dim_v + self.block_kv, "float32")
+        held = values_in_registers(self.rows, self.head_dim_v + self.block_kv, "float32")
         shared = self._beside_rings + self.num_slots * self._slots_of_warps
         return Footprint(shared, held + 56, 32 * self.warps)
 
@@ -86,8 +93,8 @@ class Fa2FewTile:
     @property
     def _beside_rings(self) -> int:
         """Bytes of Q, of the ends of rows, and of the results of chunks."""
-        shared = shared_array(self.block_q * self.head_dim, "float16")
-        shared += shared_array(2 * self.warps * self.block_q, "float32")
+        shared = shared_array(self.rows * self.head_dim, "float16")
+        shared += shared_array(2 * self.warps * self.rows, "float32")
         if not self.chunk:
             return shared
         of_warps = self.warps * self.result_rows * (self.head_dim_v + 8)
@@ -107,6 +114,21 @@ class Fa2FewTile:
         result = 4 * self.result_rows * (self.head_dim_v + 8) * self.warps
         return max(_FEWEST_SLOTS, 0 if self.chunk else ceil_div(result, self._slots_of_warps))
 
+    def blocks(self, problem: AttentionProblem) -> int:
+        """Return the number of blocks of a pass that does not split keys."""
+        heads = problem.batch * problem.heads_q // max(1, self.heads)
+        return heads * problem.tiles(problem.seqlen_q, self.block_q) * self.parts(problem)
+
+    def parts(self, problem: AttentionProblem) -> int:
+        """Return the number of blocks that share the queries of a tile.
+
+        Packed entries may have more queries than was said, so a whole tile is shared there.
+        """
+        if not self.heads:
+            return 1
+        queries = self.block_q if problem.sequences else min(self.block_q, problem.seqlen_q)
+        return ceil_div(queries, self.rows // self.heads)
+
     def constants(self) -> dict[str, int]:
         """Return the constants that the device code reads from ``Config``."""
         return {
@@ -114,6 +136,8 @@ class Fa2FewTile:
             "block_kv": self.block_kv,
             "warps": self.warps,
             "num_slots": self.num_slots,
+            "rows": self.rows,
+            "packs_heads": int(self.heads > 0),
             "result_rows": self.result_rows,
             "merges_chunks": int(self.chunk > 0),
             "fragment_rows": self.arithmetic.fragment_rows,
@@ -136,13 +160,14 @@ def merging_tile(tile: Fa2FewTile, limits: DeviceLimits, chunk: int) -> Fa2FewTi
 
 def with_whole_rows(tile: Fa2FewTile, limits: DeviceLimits) -> Fa2FewTile | None:
     """Return the tile with results of all its rows; None if it does not fit."""
-    whole = replace(tile, result_rows=ROWS).fitted(limits)
+    whole = replace(tile, result_rows=tile.rows).fitted(limits)
     return whole if whole.footprint.excess(limits) is None else None
 
 
 def tile_of_row(problem: AttentionProblem, limits: DeviceLimits, row: ForwardFewRow) -> Fa2FewTile:
     """Return the tile of a row for a problem, with as many slots as fit."""
-    halves = problem.seqlen_q < FEWEST_OF_WHOLE_TILES and not problem.sequences
+    heads, rows = _heads_and_rows(problem, row)
+    halves = problem.seqlen_q < FEWEST_OF_WHOLE_TILES and not (problem.sequences or heads)
     return Fa2FewTile(
         ROWS,
         row.block_kv,
@@ -152,8 +177,29 @@ def tile_of_row(problem: AttentionProblem, limits: DeviceLimits, row: ForwardFew
         bucket(problem.head_dim, FEW_BUCKETS),
         bucket(problem.head_dim_v, FEW_BUCKETS),
         arithmetics(problem.storage, limits.compute_capability)[0],
-        ROWS // 2 if halves else ROWS,
+        ROWS // 2 if halves else rows,
+        heads=heads,
+        rows=rows,
     ).fitted(limits)
+
+
+def _heads_and_rows(problem: AttentionProblem, row: ForwardFewRow) -> tuple[int, int]:
+    """Return the query heads that a block has, or 0, and its rows.
+
+    The keys of a kv head are read by the fewest blocks, of equally many by those with the fewest
+    rows.
+    """
+    if problem.group == 1 or not _OF_SHARED_HEADS.issuperset(problem.features):
+        return 0, ROWS
+    queries = min(ROWS, problem.most_queries or problem.seqlen_q)
+    ways = [
+        (problem.group // heads * ceil_div(queries, rows // heads), rows, -heads)
+        for rows in (ROWS, row.most_rows)
+        for heads in range(1, rows + 1)
+        if problem.group % heads == 0
+    ]
+    _, rows, heads = min(ways)
+    return (-heads, rows) if heads < -1 else (0, ROWS)
 
 
 def why_not_few(problem: AttentionProblem, limits: DeviceLimits) -> str | None:

@@ -148,20 +148,21 @@ class ForwardFewRow(NamedTuple):
     block_kv: int  # keys of a step of a warp
     warps: int
     most_slots: int  # of K and V by turns, for each warp; fewer where memory is short
+    most_rows: int = 16  # of queries of several heads
 
 
 #: By bytes of a stored number.
 FORWARD_OF_FEW = {
     1: (
-        ForwardFewRow(64, 32, 8, 12),
-        ForwardFewRow(128, 32, 8, 6),
+        ForwardFewRow(64, 32, 8, 12, 32),
+        ForwardFewRow(128, 32, 8, 6, 32),
         ForwardFewRow(192, 16, 8, 8),
         ForwardFewRow(256, 16, 8, 6),
         ForwardFewRow(256, 16, 4, 6),
     ),
     2: (
-        ForwardFewRow(64, 32, 8, 6),
-        ForwardFewRow(128, 16, 8, 6),
+        ForwardFewRow(64, 32, 8, 6, 32),
+        ForwardFewRow(128, 16, 8, 6, 32),
         ForwardFewRow(192, 16, 8, 4),
         ForwardFewRow(256, 16, 8, 3),
         ForwardFewRow(256, 16, 4, 6),
