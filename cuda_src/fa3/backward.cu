@@ -75,8 +75,9 @@ __device__ inline void unseen_keys(const BackwardContext<Config>& c, unsigned ti
   }
 }
 
-// The three warps beside load's. The first waits for cleared sums and reports finished ones; in
-// ordered sums the first two keep the order instead. The last one clears.
+// The three warps beside load's. The first waits for cleared sums; it then tells math, and reports
+// sums that are finished. In ordered sums the first two keep the order instead of telling math. The
+// last one clears.
 template <class Config>
 __device__ inline void roles_beside_load(const BackwardContext<Config>& c, unsigned tile) {
   const int warp = static_cast<int>(threadIdx.x) / 32;

@@ -133,9 +133,9 @@ struct FewMath {
     ptx::wgmma_commit();
   }
 
-  // Waits for the rows; clears those of dead queries, since zeros of P and dS would make NaN of a
-  // NaN there. Returns whether there are any. Rows beyond the length do not count: the copy engine
-  // fills them with zeros.
+  // Waits for Q and dO, and clears the rows of dead queries: a NaN there, multiplied by the zeros
+  // of P and dS, would give NaN. Returns whether there are dead queries. Rows beyond the length do
+  // not count: the copy engine fills them with zeros.
   __device__ bool await_queries() const {
     wait<Config>(c.shared.q_full, 0);
     wait<Config>(c.shared.dout_full, 0);
