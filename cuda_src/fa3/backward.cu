@@ -27,7 +27,7 @@
 //   k_tail.raw              load's warp for K of a block with a tail, see backward_load.cuh
 //   k_full, v_full          all warps of math for load, once; in wide heads only the key role waits
 //                           for V
-//   q_full, dout_full       all warps of math for load, with the rows' numbers
+//   q_full, dout_full       all warps of math for load; lse and delta arrive with them
 //   operand_full            all warps of math for load, where a term of the scores reads an array
 //   operand_empty           load for all warps of math
 //   ds_full                 every warp of math for all that make dS: dS of a step is written

@@ -12,7 +12,7 @@
 // in memory, once.
 //
 // Who waits for whom (see tile/pipeline.cuh):
-//   q_full, dout_full   all warps of math for load, once, with the rows' numbers
+//   q_full, dout_full   all warps of math for load, once; lse and delta arrive with them
 //   k_full, v_full      all warps of math for load
 //   k_empty             load for all warps of math: S and dQ have read K
 //   v_empty             load for all warps of math: dP has read V
