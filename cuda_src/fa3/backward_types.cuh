@@ -102,9 +102,9 @@ struct BackwardStorage : OperandStorage<Config> {
   typename Types::QPanels q[Config::num_stages];         // [block_q, head_dim]
   typename Types::DoutPanels dout[Config::num_stages];   // [block_q, head_dim_v]
   typename Types::ScorePanels ds[Config::score_stages];  // [block_q, block_kv]
-  StagedRows staging[Types::math_warps];         // 64 columns of dK or dV; also P if heads are wide
-  QueryNumbers<Config> lse[Config::num_stages];  // arrive with Q
-  QueryNumbers<Config> delta[Config::num_stages];  // arrive with dO
+  StagedRows staging[Types::math_warps];                 // 64 columns of dK or dV; P in wide heads
+  QueryNumbers<Config> lse[Config::num_stages];          // arrive with Q
+  QueryNumbers<Config> delta[Config::num_stages];        // arrive with dO
   Barrier k_full;
   Barrier v_full;
   Barrier q_full[Config::num_stages];
