@@ -139,7 +139,7 @@ struct StatisticsParams {
   void* dq_accumulator;
   void* turns;
   long long padded_rows;
-  long long cleared;  // leading query heads over the batch; the kernel clears their accumulators
+  long long cleared;  // number of first heads, over the batch, whose dQ is cleared
   Shape shape;
 };
 

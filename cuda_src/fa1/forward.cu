@@ -90,7 +90,7 @@ __device__ inline void forward(const typename Config::Params& params) {
   for (int j = 0; j < kv_tiles; ++j) {
     const QBlocks<Config> blocks(c.seq, j * Config::block_kv);
     if (blocks.begin >= blocks.end) {
-      if (Mask<Config>::has_first) continue;  // keys before every query's first
+      if (Mask<Config>::has_first) continue;  // queries may see later keys
       break;                                  // no query sees later keys either
     }
     const auto shown_from = [&](int q_tile) {

@@ -5,14 +5,15 @@
 
 namespace cuflash::fa2 {
 
-// Loads Q, dO and the numbers of their rows of the next step. The addresses advance from step to
-// step; they are recomputed only where a query head of the group ends.
+// Loads Q and dO of the next step, and lse and delta of their rows. The addresses advance from step
+// to step; they are recomputed only where a query head of the group ends.
 template <class Config>
 struct QLoads {
   using Types = BackwardTypes<Config>;
   using Storage = typename Config::Storage;
   using Compute = typename Config::Compute;
-  // The numbers come 16 bytes at a time, each by its own thread: lse, then delta.
+  // lse and delta are loaded in chunks of 16 bytes, each by a thread of its own: the first `chunks`
+  // threads load lse, the next ones delta.
   static constexpr int chunk = 16 / static_cast<int>(sizeof(Compute));
   static constexpr int chunks = Config::block_q / chunk;
   static_assert(Config::block_q % chunk == 0, "rows are whole chunks");
@@ -20,7 +21,7 @@ struct QLoads {
 
   TileStream<Config::copies, Types::threads, Direction::up, typename Types::QTile> q;
   TileStream<Config::copies, Types::threads, Direction::up, typename Types::DoutTile> dout;
-  const Compute* numbers;  // this thread's
+  const Compute* numbers;  // this thread's chunk of lse or delta
   int q_tile;
   int head;
   int stage = 0;
@@ -76,8 +77,8 @@ struct QLoads {
     const QStep first = steps.first();
     return q_row<const Storage>(tensor, c.seq, first.head, first.q_begin);
   }
-  // Where steps are left out: moves the streams from the end of this step's rows to the next
-  // step's.
+  // Where steps are skipped: moves the streams from the end of this step's rows to the first row of
+  // the next step.
   __device__ void move_to(const BackwardContext<Config>& c, const QStep& next) {
     const long long heads = next.head - head;
     const int rows = (next.q_tile - q_tile) * Config::block_q;

@@ -47,7 +47,7 @@ __device__ inline bool clear_inputs(const BackwardContext<Config>& c, const QSte
   return dead;
 }
 
-// The numbers of a step's rows that belong to this warp, from shared memory.
+// lse and delta of this warp's rows of a step, from shared memory.
 template <class Config>
 struct StepStatistics {
   const typename Config::Compute* lse;

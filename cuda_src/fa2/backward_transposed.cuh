@@ -31,7 +31,8 @@ struct QueryNumbers {
   }
 };
 
-// Clears the dead queries of a tile: K and V may turn zeros into other numbers.
+// Clears the dead queries of a tile: their rows of Q and dO are zeros, but a K or V that is not
+// finite makes NaN of them.
 template <class Config, class Tile>
 __device__ inline void clear_dead_queries(const BackwardContext<Config>& c, const QStep& step,
                                           Tile& tile) {

@@ -6,7 +6,7 @@
 
 namespace cuflash::fa2 {
 
-// The numbers of a q tile's rows, see steps/statistics.cu.
+// lse and delta of a q tile's rows, see steps/statistics.cu.
 template <class Config>
 struct RowStatistics {
   SharedArray<typename Config::Compute, Config::block_q> lse;
@@ -18,11 +18,11 @@ struct BackwardStorage {
   using Storage = typename Config::Storage;
   SharedArray<Storage, Config::block_kv * Config::head_dim> k;    // [block_kv, head_dim]
   SharedArray<Storage, Config::block_kv * Config::head_dim_v> v;  // [block_kv, head_dim_v]
-  // A ring of num_stages: [block_q, head_dim], [block_q, head_dim_v] and [block_q]
+  // Rings of num_stages stages: [block_q, head_dim], [block_q, head_dim_v] and [block_q]
   SharedArray<Storage, Config::block_q * Config::head_dim> q[Config::num_stages];
   SharedArray<Storage, Config::block_q * Config::head_dim_v> dout[Config::num_stages];
   RowStatistics<Config> rows[Config::num_stages];
-  // A ring of score_stages: [block_q, block_kv]; if transposed only dS, [block_kv, block_q]
+  // Rings of score_stages stages: [block_q, block_kv]; if transposed only dS, [block_kv, block_q]
   SharedArray<Storage, Config::transposed ? 0 : Config::block_q * Config::block_kv>
       p[Config::score_stages];
   SharedArray<Storage, Config::block_q * Config::block_kv> ds[Config::score_stages];
@@ -48,7 +48,7 @@ struct BackwardContext {
   __device__ typename Types::ScoreTile ds(int step) const {
     return {shared.ds[step % Config::score_stages].data};
   }
-  // The same with keys as rows.
+  // dS with keys as rows.
   __device__ auto ds_transposed(int step) const {
     return SharedTile<typename Config::Storage, Config::block_kv, Config::block_q>{
         shared.ds[step % Config::score_stages].data};

@@ -29,7 +29,7 @@ __device__ inline void begin_step(ForwardContext<Config>& c, int step) {
   commit_copies<Config::copies>();
 }
 
-// Waits and loads between the products with V and the scores of the next step.
+// The waits and loads between a step's products with V and the scores of the next step.
 template <class Config>
 __device__ inline void turn_to_scores(ForwardContext<Config>& c, int step) {
   if constexpr (Config::num_stages == 1) {

@@ -1,5 +1,5 @@
-// FlashAttention-2, forward pass for few queries, as of a step of decoding: Dao et al.,
-// "Flash-Decoding for long-context inference" (2023), inside one thread block.
+// FlashAttention-2, forward pass for few queries, as in decoding: Dao et al., "Flash-Decoding for
+// long-context inference" (2023), inside one thread block.
 //
 // One block does one q tile of 16 queries of one (batch, head), or a chunk of its keys. Where query
 // heads share keys, up to 32 rows of a block are queries of several heads, and several blocks may
@@ -76,8 +76,8 @@ struct KeyWalk {
     for (int i = 0; i < slots; ++i) load(i % 2 == 0);
   }
 
-  // Adds the tiles before `end` to the rows. Copies are committed in the order K, V of one tile
-  // after the other; as many are on their way as there are slots.
+  // Adds the tiles before `end` to the rows. Copies are committed tile by tile, K before V; as many
+  // are on their way as there are slots.
   __device__ void add_until(int end, FewState<Config>& state) {
     const auto* const q = reinterpret_cast<const uint4*>(c.shared.q.data);
 #pragma unroll 1
@@ -134,7 +134,8 @@ __device__ inline void add_and_post(const FewContext<Config>& c, KeyWalk<Config>
   __syncthreads();
 }
 
-// One chunk after the other; their results are merged as if each had its block.
+// Computes one chunk after the other, and merges their results as if each chunk had a block of its
+// own.
 template <class Config>
 __device__ inline void merge_all_chunks(const FewContext<Config>& c, KeyWalk<Config>& walk) {
   const int tiles = static_cast<int>(c.params.chunk_tiles);

@@ -6,7 +6,7 @@
 
 namespace cuflash::fa2 {
 
-// All threads load Q into the registers' order of its products.
+// All threads load Q, in the order in which the registers of its products hold it.
 template <class Config>
 __device__ inline void load_few_q(const FewContext<Config>& c) {
   using Storage = typename Config::Storage;
@@ -36,7 +36,7 @@ struct KeyPlaces<Config, true> {
   typename Keys::Place now = {};
   typename Keys::Place next = {};
 
-  // Looks the rows of a tile up; `now` has the tile before it.
+  // Looks up the rows of a tile, which become `next`; `now` gets those of the tile before it.
   __device__ void find(const FewContext<Config>& c, int tile) {
     static_assert(32 % Config::block_kv == 0, "a lane for every row");
     now = {Keys::existing(c.params.cached_keys, next.page), next.row};
@@ -99,8 +99,8 @@ struct FewLoads {
   }
 
  private:
-  // Copies the tile's rows as one group; an empty group after the last tile. Rows and columns that
-  // do not count become zeros.
+  // Copies the tile's rows as one group; after the last tile the group is empty. Rows beyond the
+  // keys and columns beyond the head become zeros.
   template <class Tile>
   __device__ void copy(const Tile& to, const Tensor& tensor, int columns) {
     static_assert(Tile::rows * Tile::chunks % 32 == 0, "every lane copies as many chunks");
@@ -112,7 +112,7 @@ struct FewLoads {
 #pragma unroll
       for (int i = 0; i < Tile::rows * Tile::chunks; i += 32) {
         const int row = (i + lane) / Tile::chunks, chunk = (i + lane) % Tile::chunks;
-        const bool steady = i > 0 && 32 % Tile::chunks == 0;  // as many rows further in all lanes
+        const bool steady = i > 0 && 32 % Tile::chunks == 0;  // the same advance in all lanes
         next = steady ? rows.after(next, 32 / Tile::chunks, row) : rows.at(row);
         const Cell* const from = next + chunk * Tile::chunk;
         const bool valid = key0 + row < c.seq.seqlen_kv && chunk * Tile::chunk < columns;

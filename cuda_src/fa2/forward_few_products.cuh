@@ -55,8 +55,8 @@ struct FewProducts {
   }
 };
 
-// The sum over columns of Q and K has no order, and the output's columns have none before they are
-// stored. So a lane takes 16 neighbouring bytes of a row of K as operands of four steps, and
+// The columns of Q and K may be summed in any order, and the output's columns may have any order in
+// registers. So a lane takes 16 neighbouring bytes of a row of K as operands of four steps, and
 // neighbouring columns of V belong to two fragments.
 template <class Config>
 struct FewProducts<Config, true> {

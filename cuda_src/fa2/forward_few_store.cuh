@@ -1,4 +1,4 @@
-// FlashAttention-2 forward for few queries: the warps' results become one, which is stored.
+// FlashAttention-2 forward for few queries: merges the results of the warps and stores them.
 #pragma once
 
 #include "../tile/running_ends.cuh"
@@ -12,7 +12,8 @@ struct alignas(4 * sizeof(T)) Four {
   T value[4];
 };
 
-// Puts the rows of this warp in shared memory. Every lane of the warp has read its stages.
+// Puts the rows of this warp in shared memory, which may overwrite its ring: every lane of the warp
+// has read its slots.
 template <class Config>
 __device__ inline void post_rows(const FewContext<Config>& c, FewState<Config>& state) {
   using Types = FewTypes<Config>;
@@ -33,7 +34,7 @@ __device__ inline void post_rows(const FewContext<Config>& c, FewState<Config>& 
   });
 }
 
-// A row of the chunk in hand: the warps' results become one, divided by its sum of weights.
+// Four columns of a row of the current chunk: merges the results of the warps.
 template <class Config>
 struct ChunkRow {
   using Types = FewTypes<Config>;

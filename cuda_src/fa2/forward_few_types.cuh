@@ -16,8 +16,8 @@ namespace cuflash::fa2 {
 template <class Cell, int rows, int columns>
 struct CachedTile : SharedTile<Cell, rows, columns> {};
 
-// Bytes. Where a row is a line of 128 bytes, eight lanes that read four chunks of two neighbouring
-// rows find them in different halves of the line.
+// A tile of bytes. If a row is a line of 128 bytes, the same four chunks of two neighbouring rows
+// lie in different halves of the line, so that eight lanes read them without a bank conflict.
 template <int rows, int columns>
 struct CachedTile<unsigned char, rows, columns> : SharedTile<unsigned char, rows, columns> {
   using Plain = SharedTile<unsigned char, rows, columns>;
@@ -68,8 +68,9 @@ struct FewResults {
                 "the result of a warp fits in its ring");
   __device__ float* of(int warp) { return reinterpret_cast<float*>(rings[warp].slots); }
 };
-// With chunks, copies for the next chunk are under way. `merged` and `ends_of_merged` hold the rows
-// of all chunks so far, the latter by turns, since threads that share a row read it.
+// With chunks, results have memory of their own, because copies for the next chunk already write to
+// the rings. `merged` and `ends_of_merged` hold the rows of all chunks so far. Chunks write to the
+// two arrays of `ends_of_merged` alternately, because several threads read the old ends of a row.
 template <class Config>
 struct FewResults<Config, true> {
   static constexpr int numbers = Config::result_rows * FewTypes<Config>::out_stride;

@@ -8,8 +8,8 @@
 //   maxima   posted after the scores of a tile, read after the block's next barrier. Both warps
 //            derive the same references from them
 //   P        barrier 1 + w, of 64 threads: warp w arrives when it has written its weights of a
-//            step, and multiplies them from registers; then the other one waits there for its own
-//            products
+//            step, which it multiplies from registers. The other warp waits there before it
+//            multiplies these weights
 //   the end  barrier 9 + pair, of both warps: sums, and rows of the output. It is a separate
 //            barrier because the other warp may still be on its way to P of the last step
 #pragma once
@@ -22,7 +22,7 @@ namespace cuflash::fa2 {
 
 constexpr int kThreadsOfPair = 64;
 
-// The barrier of this warp's weights, and that of the other warp of its pair.
+// The barrier of this warp's weights, and that of the weights of the other warp of its pair.
 __device__ inline int own_barrier() { return 1 + static_cast<int>(threadIdx.x) / 32; }
 __device__ inline int other_barrier() { return 1 + (static_cast<int>(threadIdx.x) / 32 ^ 1); }
 // Synchronises both warps of a pair.
@@ -30,7 +30,8 @@ __device__ inline void meet_in_pair() {
   ptx::named_barrier(9 + static_cast<int>(threadIdx.x) / kThreadsOfPair, kThreadsOfPair);
 }
 
-// Posts a number of every row of this warp where both warps of the pair read it.
+// Writes one number for every row of this warp to shared memory, where both warps of the pair read
+// it.
 template <class Config, class Rows>
 __device__ inline void post_numbers(const ForwardContext<Config>& c, Rows& numbers) {
   const LanePosition lane;
@@ -44,7 +45,7 @@ __device__ inline void post_numbers(const ForwardContext<Config>& c, Rows& numbe
   __syncwarp();
 }
 
-// Combines the numbers of part 0 and part 1 of every row.
+// Combines the two numbers that the warps of the pair have posted for every row.
 template <class Config, class Rows, class Function>
 __device__ inline void combine_numbers(const ForwardContext<Config>& c, Rows& numbers,
                                        Function combine) {
@@ -67,7 +68,7 @@ __device__ inline void add_up_sums(const ForwardContext<Config>& c, Rows& sums) 
   combine_numbers(c, sums, add);
 }
 
-// Exponentiates scores when products need them, and writes the weights for the other warp.
+// Exponentiates a few scores just before their products, and writes the weights for the other warp.
 template <class Config, class Scores>
 struct PairedWeights {
   const ForwardContext<Config>& c;

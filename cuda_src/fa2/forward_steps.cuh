@@ -121,7 +121,7 @@ __device__ inline void drop_columns(const ForwardContext<Config>& c, int step, P
   }
 }
 
-// Exponentiates scores when products need them.
+// Exponentiates a few scores just before the products that need their weights.
 template <class Config, class Scores>
 struct PartWeights {
   const ForwardContext<Config>& c;
@@ -144,8 +144,8 @@ struct PartWeights {
   }
 };
 
-// The same, but computes maxima only if some row has no reference, or if the sums show that weights
-// are too large for it. Until then the scores are kept.
+// Does the work of PartWeights, but computes new references only if the sums show that weights are
+// too large for the old ones. It keeps the scores, from which it then computes the weights again.
 template <class Config, class Scores>
 struct WeightsOnDemand {
   using Rows = typename ForwardTypes<Config>::Rows;

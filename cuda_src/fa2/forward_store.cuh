@@ -63,8 +63,8 @@ __device__ inline void store_rows(const ForwardContext<Config>& c, ForwardState<
     }
   }();
   if constexpr (Types::staged) {
-    // The output overwrites Q, if it is narrower also other warps' rows of Q: every warp has read Q
-    // before the barrier of the last step.
+    // The output overwrites Q. If the output is narrower, it also overwrites other warps' rows of
+    // Q. This is safe because every warp has read Q before the barrier of the last step.
     constexpr int rows = Output::rows / Types::sharing;  // rows that this warp writes
     const int first = c.part() * rows;
     T* out = q_row<T>(tensor, c.seq, c.item.head, c.first_query() + first);

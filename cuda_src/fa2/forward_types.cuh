@@ -11,9 +11,9 @@
 namespace cuflash::fa2 {
 
 // The warps of a block divide the q tile's rows; each keeps its rows' scores, weights and output in
-// registers. K and V pass through rings of stages that all warps share. Where the output of wide
-// heads leaves registers for too few rows, pairs of warps share rows: a warp then has half of a
-// tile's keys and half of the output's columns, see forward_paired.cuh.
+// registers. K and V pass through rings of stages that all warps share. The output of wide heads
+// takes so many registers that a warp would have too few rows. Pairs of warps then share rows, and
+// each warp has half of a tile's keys and half of the output's columns, see forward_paired.cuh.
 template <class Config>
 struct ForwardTypes {
   using Storage = typename Config::Storage;
@@ -27,8 +27,9 @@ struct ForwardTypes {
                                  sizeof(typename Config::Output) == sizeof(Storage) &&
                                  Config::head_dim_v <= Config::head_dim;
 
-  // The number of keys that are exponentiated together, beside the products of earlier keys. Narrow
-  // heads take 64, as many as most_weight() allows, which is a whole tile of the planner's table.
+  // The number of keys whose scores are exponentiated together, while the products of earlier keys
+  // run. Narrow heads take 64, a whole tile of the planner's table. With more keys a lane's sum
+  // could exceed most_weight() although every weight is within the slack.
   static constexpr int keys_at_once =
       Config::maxima_on_demand && Config::head_dim_v <= 64 && Config::block_kv % 64 == 0 ? 64 : 16;
   static_assert(!Config::maxima_on_demand || !natural_logits<Config>,
@@ -46,8 +47,8 @@ struct ForwardTypes {
   using PTile = SharedTile<Storage, Config::block_q, Config::block_kv>;
 };
 
-// For each row one number from each warp of a pair: the row's maximum of scores during the steps,
-// its sum at the end.
+// Each warp of a pair writes one number for each row: the row's maximum during the steps, and the
+// row's sum after the last step.
 template <class Config, bool paired = Config::paired>
 struct PairStorage {
   SharedArray<Pair<typename Config::Compute>, Config::block_q> of_rows;

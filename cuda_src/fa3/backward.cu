@@ -27,7 +27,7 @@
 //   k_tail.raw              load's warp for K of a block with a tail, see backward_load.cuh
 //   k_full, v_full          all warps of math for load, once; in wide heads only the key role waits
 //                           for V
-//   q_full, dout_full       all warps of math for load, with the rows' numbers
+//   q_full, dout_full       all warps of math for load; lse and delta arrive with them
 //   operand_full            all warps of math for load, where a term of the scores reads an array
 //   operand_empty           load for all warps of math
 //   ds_full                 every warp of math for all that make dS: dS of a step is written
@@ -75,8 +75,9 @@ __device__ inline void unseen_keys(const BackwardContext<Config>& c, unsigned ti
   }
 }
 
-// The three warps beside load's. The first waits for cleared sums and reports finished ones; in
-// ordered sums the first two keep the order instead. The last one clears.
+// The three warps beside load's. The first waits for cleared sums; it then tells math, and reports
+// sums that are finished. In ordered sums the first two keep the order instead of telling math. The
+// last one clears.
 template <class Config>
 __device__ inline void roles_beside_load(const BackwardContext<Config>& c, unsigned tile) {
   const int warp = static_cast<int>(threadIdx.x) / 32;

@@ -1,12 +1,12 @@
 // FlashAttention-3 backward: clears the accumulator of dQ. The blocks of kv tiles clear it for
-// later blocks, so that no earlier kernel has to. The copy engine stores the zeros while the block
-// multiplies; a separate kernel would take as long as device memory does.
+// later blocks; an earlier kernel, steps/statistics.cu, clears only the first heads. The copy
+// engine stores the zeros while the block multiplies. A separate kernel would be bound by device
+// memory.
 //
-// Every kv tile, or slot in a list of them, has a share of its head's rows. A block clears the
-// share of the tile `ahead` of its own, even if it has no tile itself; steps/statistics.cu clears
-// the first heads. Blocks start in the order of their numbers. `ahead` exceeds both a head group
-// (tile/schedule.cuh) and the number of blocks that run at once, so hardly any block waits; none
-// waits for a later one.
+// Every kv tile, or slot in a list of them, has a share of its head's rows. The block of tile i
+// clears the share of tile i + `ahead`, even if slot i of the list has no tile. Blocks start in the
+// order of their numbers. `ahead` exceeds both the tiles of a head group (tile/schedule.cuh) and
+// the number of blocks that run at once, so hardly any block waits; none waits for a later one.
 //
 // Who waits for whom:
 //   HeadCounters::cleared  in device memory, for every kv head: a thread beside math for the blocks
@@ -40,8 +40,8 @@ __device__ inline void await_cleared(const BackwardContext<Config>& c, unsigned 
                       kv_tiles_of_head<Config>(c.params));
 }
 
-// The rows that belong to a kv tile: of n tiles of a kv head, each has an n-th of the rows of every
-// query head of the group.
+// The rows whose sums are one kv tile's share. If a kv head has n tiles, a share holds an n-th of
+// the rows of every query head of the group.
 struct RowShare {
   int batch;
   int kv_head;
@@ -93,7 +93,7 @@ __device__ inline void store_zeros_of(const BackwardContext<Config>& c, const Ro
   ptx::bulk_commit();
 }
 
-// A warp clears the share of the tile `ahead`, if there is one.
+// A warp clears the share of the tile that lies params.ahead tiles after its own, if there is one.
 template <class Config>
 __device__ inline void clear_role(const BackwardContext<Config>& c, unsigned tile) {
   const long long ahead = tile + c.params.ahead;

@@ -80,7 +80,8 @@ struct StepBits<Config, true> {
   }
 };
 
-// Draws the step at `place`, which comes next, if the step itself does not.
+// Makes and keeps the draws of the next step, which is at `place`, where draws are made a step
+// ahead.
 template <class Config>
 __device__ __forceinline__ void draw_ahead(const typename Config::Params& params, StepState& state,
                                            const RowsOfKeys& place) {

@@ -32,8 +32,9 @@ __device__ __forceinline__ float2 pair_of(const ScoreOperand<Config>& scores, in
   return unpack(typename Config::Storage{}, scores.value[n / 2][n % 2 * 2 + group]);
 }
 
-// Raw products -> P^T, and P^T times the slopes of the scores where there are any, times 2^exponent
-// and rounded at once: the registers cannot hold P, dP and the draws together.
+// Turns the products K Q^T into P^T times 2^exponent, and also into P^T times the slopes of the
+// scores where there are any. Rounds both at once: the registers cannot hold P, dP and the draws
+// together.
 template <class Config, int exponent, class Scores>
 __device__ __forceinline__ void exponentiate_early(const typename Config::Params& params, Scores& p,
                                                    ScoreOperand<Config>& weights,

@@ -12,7 +12,7 @@
 // in memory, once.
 //
 // Who waits for whom (see tile/pipeline.cuh):
-//   q_full, dout_full   all warps of math for load, once, with the rows' numbers
+//   q_full, dout_full   all warps of math for load, once; lse and delta arrive with them
 //   k_full, v_full      all warps of math for load
 //   k_empty             load for all warps of math: S and dQ have read K
 //   v_empty             load for all warps of math: dP has read V
@@ -133,9 +133,9 @@ struct FewMath {
     ptx::wgmma_commit();
   }
 
-  // Waits for the rows; clears those of dead queries, since zeros of P and dS would make NaN of a
-  // NaN there. Returns whether there are any. Rows beyond the length do not count: the copy engine
-  // fills them with zeros.
+  // Waits for Q and dO, and clears the rows of dead queries: a NaN there, multiplied by the zeros
+  // of P and dS, would give NaN. Returns whether there are dead queries. Rows beyond the length do
+  // not count: the copy engine fills them with zeros.
   __device__ bool await_queries() const {
     wait<Config>(c.shared.q_full, 0);
     wait<Config>(c.shared.dout_full, 0);

@@ -12,8 +12,8 @@ struct QPlace {
   int tile;
 };
 
-// The number of lines of an array of bits, one for each key of whole kv tiles; and the number of q
-// tiles along a line.
+// The size of an array of bits. It has a line for every key, padded to whole kv tiles; a line has
+// bits for a whole number of q tiles.
 template <class Config>
 __device__ inline int lines_of_bits(const Shape& shape) {
   return ceil_div(shape.seqlen_kv, Config::block_kv) * Config::block_kv;
@@ -93,8 +93,8 @@ struct ListedSteps<Config, false> {
   __device__ ListedSteps(const typename Config::Params&, const WorkItem&, const Sequence&) {}
 };
 
-// The load role walks along the steps with it. Where steps are listed, the load role tells the math
-// roles which they are, see BackwardStorage::notes; a step is found before it is needed.
+// The load role's walk along the steps. Where steps are listed, the load role looks up each step
+// before it is needed and notes it for the math roles, see BackwardStorage::notes.
 template <class Context, bool listed>
 struct StepWalk {
   const Context& c;

@@ -1,5 +1,5 @@
-// FlashAttention-3 backward, the load role: through the copy engine, one thread loads K and V once,
-// and Q and dO with the numbers of their rows step by step.
+// FlashAttention-3 backward, the load role: one thread loads K and V once, and Q and dO with lse
+// and delta of their rows step by step, through the copy engine.
 #pragma once
 
 #include "../ptx/bulk_copy.cuh"
@@ -7,7 +7,7 @@
 
 namespace cuflash::fa3 {
 
-// The number of the block's keys that count; at least a whole block where it has no tail.
+// The number of the block's valid keys if it has a tail; block_kv or more if it has none.
 template <class Config>
 __device__ inline int keys_before_tail(const BackwardContext<Config>& c) {
   return rows_before_tail<Config>(c.seq, c.item.kv_begin);
@@ -42,7 +42,8 @@ struct BackwardLoader {
     load_rows(c.shared.q[ring.stage], &c.params.q_map, c.shared.q_full[ring.stage],
               c.shared.lse[ring.stage], c.params.row_lse, place);
   }
-  // Loads the tile of a step that a term of the scores reads; its stage must be free.
+  // Where a term of the scores reads an array: loads the array's tile of a step, whose stage must
+  // be free.
   __device__ void load_operand(const QPlace& place, int step) const {
     if constexpr (Config::operand_stages > 0) {
       const RingPlace<Config::operand_stages> ring(step);
@@ -91,8 +92,9 @@ __device__ inline void load_first(const BackwardContext<Config>& c) {
   }
 }
 
-// Loads for a term of the scores, after the first steps. Math has read a tile before its step ends,
-// so the next step's tile loads beside the rest of the step.
+// The later loads of the array that a term of the scores reads; load_first() issues the first ones.
+// Math releases a step's tile of the array before the step ends, so that the next tile is loaded
+// during the rest of the step.
 template <class Config, bool = (Config::operand_stages > 0)>
 struct OperandLoads {
   const BackwardContext<Config>& c;
@@ -117,7 +119,7 @@ struct OperandLoads<Config, false> {
   __device__ void load_next(const BackwardLoader<Config>&, int) {}
 };
 
-// A warp clears the rows of K beyond the keys that count, which dQ would sum. V needs none of this:
+// A warp clears the rows of K beyond the valid keys, which dQ would sum. V needs none of this:
 // dP of these keys is hidden.
 template <class Config>
 __device__ inline void clear_k_tail(const BackwardContext<Config>& c) {
@@ -131,7 +133,7 @@ __device__ inline void clear_k_tail(const BackwardContext<Config>& c) {
   }
 }
 
-// A whole warp runs the remaining loads; one of its threads loads.
+// A whole warp waits for room for the remaining loads; one of its threads issues them.
 template <class Config>
 __device__ inline void load_role(const BackwardContext<Config>& c) {
   constexpr int stages = Config::num_stages;

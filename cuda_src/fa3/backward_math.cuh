@@ -13,7 +13,8 @@ struct BackwardMath {
   using Ring = RingPlace<Config::num_stages>;
   using ScoreRing = RingPlace<Config::score_stages>;
   static constexpr bool has_slope = Config::Score::has_slope;
-  // Whether P times the slopes is rounded too: 128 queries of it need too many registers beside P.
+  // Whether P times the slopes is rounded as well as P: with 128 queries a step the registers
+  // cannot hold both in float32.
   static constexpr bool rounds_sloped = has_slope && Types::q_parted_by_rows;
   static constexpr int exponent =
       rounds_sloped || Config::Weights::drops ? rounding_exponent(Storage{}) : 0;  // of P
@@ -124,8 +125,9 @@ struct BackwardMath {
     ptx::wgmma_commit();
   }
 
-  // Issues the warpgroup's part of dQ = dS K once dS of all keys is written. Without `exists` it
-  // multiplies stale data: ptxas keeps products apart only if every step has the same ones.
+  // Issues the warpgroup's part of dQ = dS K once dS of all keys is written. If the step does not
+  // exist, it multiplies stale data and the result is not used: ptxas lets products run
+  // asynchronously only if every step issues the same ones.
   template <class Part>
   __device__ __forceinline__ void issue_q(Part& dq, int step, bool exists) const {
     const ScoreRing ring(step);
@@ -148,7 +150,7 @@ struct BackwardMath {
     ptx::wgmma_commit();
   }
 
-  // Adds dQ of a step to the sums in device memory; skips the lane's `dead` rows.
+  // Adds dQ of a step to the sums in device memory, and zeros to the lane's `dead` rows.
   template <class Part>
   __device__ __forceinline__ void add_q(const QPlace& place, unsigned dead, Part& dq,
                                         int step) const {
@@ -181,10 +183,10 @@ struct BackwardMath {
     }
   }
 
-  // A q tile with dead queries, which are rare: clears their rows of Q and dO, since zeros of P and
-  // dS would make NaN of a NaN there. Each warpgroup does so before its own dV and dK read them.
-  // Scores of the other one that read them meanwhile are hidden, and both write the same zeros, so
-  // no order is needed. Returns the dead rows of dQ of this lane.
+  // Clears the rows of Q and dO of dead queries, which are rare: a NaN there, multiplied by the
+  // zeros of P and dS, would give NaN. Each warpgroup does so before its own dV and dK read these
+  // rows. The other warpgroup may read them meanwhile for scores that are hidden, and both write
+  // the same zeros, so no order is needed. Returns the dead rows of dQ of this lane.
   template <class... Matrices>
   __device__ unsigned clear_dead(const QueryNumbers<Config>& lse, Matrices&... matrices) const {
     (clear_dead_queries<Config>(matrices, lse), ...);

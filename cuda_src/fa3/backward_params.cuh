@@ -1,4 +1,4 @@
-// The structures that launches of FlashAttention-3's backward pass pass by value, see params.cuh.
+// The parameters of the kernels of FlashAttention-3's backward pass, see params.cuh.
 #pragma once
 
 #include "params.cuh"
@@ -25,9 +25,9 @@ struct Fa3BackwardParams {
   long long padded_rows;  // rows of a head in the workspace
   long long ahead;        // kv tiles between a block's own and the one whose share it clears
   long long convert_lag;  // kv tiles between a round of blocks and the rows it converts
-  Shape shape;            // where keys have parts, heads_kv counts every part of a head
-  // Where keys have parts, see backward_parts.cuh. These come last, so that the offsets before them
-  // never change.
+  Shape shape;            // heads_kv is multiplied by `parts`
+  // The rest is used where several blocks share a kv tile, see backward_parts.cuh. It comes last,
+  // so that the offsets before it never change.
   long long parts;
   long long padded_keys;  // rows of a head in the workspace: whole kv tiles
   void* dk_parts;

@@ -17,8 +17,8 @@
 
 namespace cuflash::fa3 {
 
-// One thread counts this block's tile as summed, after it has seen that the additions to dQ are
-// under way.
+// One thread counts this block's tile as summed, after all warps of math have issued their
+// additions to dQ. pass_turn() orders these additions before the count.
 template <class Config>
 __device__ inline void pass_sums(const BackwardContext<Config>& c) {
   jitter<Config>();

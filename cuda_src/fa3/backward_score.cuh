@@ -46,7 +46,7 @@ __device__ __forceinline__ QPlace place_before(const BackwardContext<Config>& c,
   return c.before(state.place);
 }
 
-// Raw products -> P^T = exp(scores * factor - lse), times 2^exponent.
+// Turns the products K Q^T into P^T = exp(scores * factor - lse), times 2^exponent.
 template <class Config, int exponent = 0, class Scores>
 __device__ __forceinline__ void exponentiate(const typename Config::Params& params, Scores& scores,
                                              const QueryNumbers<Config>& lse,
@@ -136,7 +136,7 @@ __device__ __forceinline__ void clear_pair(ScoreOperand<Config>& operand, int n,
   operand.value[n / 2][n % 2 * 2 + group] &= which == 0 ? 0xffff0000u : 0x0000ffffu;
 }
 
-// Clears the hidden pairs of scores (P, dP) and those of dead queries, whatever K and V hold there.
+// Clears the pairs of P and dP that are hidden or have a dead query, whatever numbers they hold.
 template <class Config, class... All>
 __device__ inline void apply_mask(const QueryNumbers<Config>& lse, const Sequence& seq,
                                   const RowsOfKeys& place, All&... scores) {
@@ -213,9 +213,10 @@ __device__ __forceinline__ void differentiate(ScoreOperand<Config>& gradients, c
   }
 }
 
-// Where the registers have no room for P, P rounded to the storage type replaces it. P is at most 1
-// apart from the rounding of the log-sum-exp. With it P is less than 4 for logits below some 10^7;
-// beyond these no digit of P is right. float16 has few numbers near 0, so P is multiplied by 2^14.
+// Where the registers have no room for P, P rounded to the storage type replaces it. P would be at
+// most 1 if the log-sum-exp were exact. Because it is rounded, P may be larger, but it is less than
+// 4 for logits below some 10^7; beyond these no digit of P is right. float16 has few numbers near
+// 0, so P is multiplied by 2^14.
 __device__ constexpr int rounding_exponent(__half) { return 14; }
 __device__ constexpr int rounding_exponent(__nv_bfloat16) { return 0; }
 template <class Storage>

@@ -15,9 +15,9 @@
 // late, or after dK and dV are stored, because the other warpgroup has written its dS by then.
 //
 // Who waits for whom (see tile/pipeline.cuh):
-//   q_full, dout_full   all warps of math for load, once in a head for each q tile, with the rows'
-//                       numbers
-//   q_empty             load for all warps of math: a head has read Q and dO of the q tile
+//   q_full, dout_full   all warps of math for load, once in a head for each q tile; lse and delta
+//                       arrive with them
+//   q_empty             load for all warps of math: they have read Q and dO of the head's q tile
 //   k_full, v_full      all warps of math for load
 //   kv_empty            load for all warps of math: they have read K and V of the kv tile
 //   ds_full             all warps of math for each other: dS of the pair is written

@@ -17,7 +17,7 @@ struct ShortMath {
   using PairScores = typename Types::PairScores;
   static constexpr int pairs = Types::pairs;
   static constexpr int tiles_of_pair = Types::tiles_of_pair;
-  // Whether dP of a q tile is issued beside its S: wide heads have no registers for it.
+  // Whether dP of a q tile is issued together with its S. Wide heads have no registers for both.
   static constexpr bool dp_early = Config::head_dim + Config::head_dim_v <= 64;
   const ShortContext<Config>& c;
   const int warpgroup;
@@ -66,8 +66,8 @@ struct ShortMath {
     ptx::wgmma_commit();
   }
 
-  // S^T of a q tile, and dP^T, once both operands have arrived. Only the `first` call of a kv tile
-  // waits for K or V.
+  // Issue S^T or dP^T of a q tile once both operands have arrived. Only the `first` call for a kv
+  // tile waits for K or V.
   __device__ __forceinline__ void issue_s(Scores& s, unsigned q_tile, int step, bool first) const {
     const RingPlace<Config::kv_stages> ring(step);
     if (first) wait<Config>(c.shared.k_full[ring.stage], ring.phase);
@@ -104,9 +104,10 @@ struct ShortMath {
     arrive_warp<Config>(c.shared.ds_empty[pair]);
   }
 
-  // Clears the rows of dead queries in Q and dO of a q tile, since zeros of P and dS would make NaN
-  // of a NaN there. Each warpgroup does so before its own dV and dK read them. Scores of the other
-  // one that read them meanwhile are hidden, and both write the same zeros, so no order is needed.
+  // Clears the rows of dead queries in Q and dO of a q tile: a NaN there, multiplied by the zeros
+  // of P and dS, would give NaN. Each warpgroup does so before its own dV and dK read these rows.
+  // The other warpgroup may read them meanwhile for scores that are hidden, and both write the same
+  // zeros, so no order is needed.
   __device__ void clear_dead(unsigned q_tile) const {
     const QueryNumbers<Config>& lse = c.shared.lse[q_tile];
     clear_dead_queries<Config>(c.shared.q[q_tile], lse);
@@ -121,14 +122,14 @@ struct ShortMath {
             first_key(tile) + warp_row()};
   }
 
-  // Raw products -> P.
+  // Turns the products K Q^T into P.
   __device__ __forceinline__ void weigh(Scores& p, unsigned q_tile, int tile) const {
     ptx::wgmma_hold(p.value[0]);
     exponentiate<Config>(c.params, p, c.shared.lse[q_tile], score_place(q_tile, tile), factor);
   }
 
-  // P and dP -> P and dS, rounded. The mask is applied to the rounded numbers, which take half as
-  // many registers.
+  // Turns P and dP into P and dS, rounded. The mask is applied to the rounded numbers, which take
+  // half as many registers.
   __device__ __forceinline__ void differentiate_tile(Operand& weights, Operand& gradients,
                                                      const Scores& p, Scores& dp, unsigned q_tile,
                                                      int tile) const {
@@ -145,7 +146,7 @@ struct ShortMath {
     }
   }
 
-  // Stores dS of a q tile: the rows of one half of the pair.
+  // Stores dS of a q tile to its half of the pair's rows in shared memory.
   __device__ __forceinline__ void store_scores(const Operand& gradients, unsigned q_tile) const {
     GradientsPlace<PairScores> place(c.shared.ds[0], q_tile / tiles_of_pair, warpgroup);
     place.to += q_tile % tiles_of_pair * (Config::block_q * PairScores::row_bytes);
@@ -157,9 +158,9 @@ struct ShortMath {
     arrive_warp<Config>(c.shared.ds_full[q_tile / tiles_of_pair]);
   }
 
-  // A kv tile of which every q tile sees some key. S of a q tile is issued before the other
-  // products of the previous q tile, so that exponentials run beside these products. Calls `end(i)`
-  // when q tile i is done.
+  // Computes a kv tile of which every q tile sees some key. S of a q tile is issued before the
+  // other products of the previous q tile, so that exponentials run beside these products. Calls
+  // `end(i)` when q tile i is done.
   template <class End>
   __device__ __forceinline__ void whole_tile(QGradient (&dq)[pairs], KGradient& dk, VGradient& dv,
                                              int tile, int step, End end) const {
@@ -204,7 +205,7 @@ struct ShortMath {
     }
   }
 
-  // The same for a kv tile of which some q tiles see no key, or with q tiles that do not exist.
+  // Does the work of whole_tile() where some q tiles see no key of the kv tile, or do not exist.
   template <class End>
   __device__ __forceinline__ void partial_tile(QGradient (&dq)[pairs], KGradient& dk, VGradient& dv,
                                                int tile, int step, End end) const {
@@ -235,8 +236,9 @@ struct ShortMath {
     end_q(dq, pair);
   }
 
-  // After the last kv tile: load may overwrite the q tile. Returns this lane's dead rows of dQ, one
-  // bit for each of its two rows; 0 for a tile whose dQ the other warpgroup computes.
+  // After the last kv tile: tells load that it may overwrite the q tile. Returns this lane's dead
+  // rows of dQ, one bit for each of its two rows; 0 for a tile whose dQ the other warpgroup
+  // computes.
   __device__ unsigned release_queries(int q_tile) const {
     if (q_tile >= c.q_tiles()) return 0;
     wait<Config>(c.shared.q_full[q_tile], c.phase());  // maybe no step has waited for it
@@ -249,7 +251,7 @@ struct ShortMath {
     arrive_warp<Config>(c.shared.q_empty[q_tile]);
     return q_tile % tiles_of_pair == warpgroup ? dead : 0;
   }
-  // All products that read K and V of a step are done.
+  // Tells load that all products that read K and V of a step are done.
   __device__ __forceinline__ void release_keys(int step) const {
     arrive_warp<Config>(c.shared.kv_empty[RingPlace<Config::kv_stages>(step).stage]);
   }
@@ -282,7 +284,7 @@ struct ShortMath {
     return short_context<Config>(c.params, c.shared,
                                  static_cast<int>(ptx::opaque(static_cast<unsigned>(c.round))));
   }
-  // dK and dV of a q tile, and its dS.
+  // Adds the q tile's terms to dK and dV, and stores its dS.
   __device__ __forceinline__ void one_q_tile(KGradient& dk, VGradient& dv, int i, int tile,
                                              int step) const {
     Scores p, dp;

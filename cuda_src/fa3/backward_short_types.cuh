@@ -83,12 +83,12 @@ struct ShortContext {
 // descriptors in uniform registers.
 __device__ __forceinline__ int uniform(int number) { return __shfl_sync(0xffffffffu, number, 0); }
 
-// The number of the block's head `round` through all batch entries.
+// The head that the block computes in round `round`, counted through all batch entries.
 __device__ __forceinline__ unsigned number_of_head(int round) {
   return blockIdx.x + static_cast<unsigned>(round) * gridDim.x;
 }
 
-// The context of the block's head `round`.
+// The context of the head that the block computes in round `round`.
 template <class Config>
 __device__ __forceinline__ ShortContext<Config> short_context(const typename Config::Params& params,
                                                               ShortStorage<Config>& shared,

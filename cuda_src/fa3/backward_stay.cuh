@@ -89,8 +89,9 @@ __device__ inline void load_keys(const BackwardContext<Config>& c) {
   loader.load_kv(c.shared.v[place], &c.params.v_map, barriers.v_full[place]);
 }
 
-// A whole warp runs the loads of Q and dO of every step; one of its threads loads. K and V of the
-// next tile follow the first steps of this one, which fit into the ring at once.
+// A whole warp waits for room for Q and dO of every step, and one of its threads loads them. It
+// loads as many steps of a tile as the ring has stages, then K and V of the next tile, and then the
+// other steps.
 template <class Config>
 __device__ inline void staying_load_role(const typename Config::Params& params,
                                          BackwardStorage<Config>& shared) {

@@ -40,7 +40,8 @@ __device__ inline void watch_role(const BackwardContext<Config>& c) {
   }
 }
 
-// One thread gives the turn to the next block once the additions of all warps have arrived.
+// One thread gives the turn to the next block once all warps have issued their additions;
+// pass_turn() orders the additions before it.
 template <class Config>
 __device__ inline void pass_role(const BackwardContext<Config>& c) {
   const int steps = c.steps();

@@ -59,8 +59,9 @@ struct BackwardTypes {
   using KGradient = WarpTile<float, 16, 16, Config::head_dim>;
   using VGradient = WarpTile<float, 16, 16, Config::head_dim_v>;
   using QGradient = WarpTile<float, 16, 16, q_columns>;
-  using LastQGradient = WarpTile<float, 16, 16, Config::head_dim - q_columns>;  // of shared keys
-  // K in two halves where each warpgroup multiplies one.
+  // The second warpgroup's columns of dQ where the warpgroups share keys.
+  using LastQGradient = WarpTile<float, 16, 16, Config::head_dim - q_columns>;
+  // Where each warpgroup multiplies with half of the columns of K, K lies in two halves.
   static constexpr int k_parts = q_parted_by_rows || keys_shared ? 1 : warpgroups;
   using KPanels = Panels<Storage, Config::block_kv, Config::head_dim, k_parts>;
   static_assert(q_parted_by_rows || KPanels::byte_of(q_columns) % KPanels::panel_bytes == 0,
@@ -101,7 +102,7 @@ struct BackwardStorage : OperandStorage<Config> {
   typename Types::QPanels q[Config::num_stages];         // [block_q, head_dim]
   typename Types::DoutPanels dout[Config::num_stages];   // [block_q, head_dim_v]
   typename Types::ScorePanels ds[Config::score_stages];  // [block_q, block_kv]
-  StagedRows staging[Types::math_warps];                 // 64 columns of a warp's dK or dV; P
+  StagedRows staging[Types::math_warps];                 // 64 columns of dK or dV; P in wide heads
   QueryNumbers<Config> lse[Config::num_stages];          // arrive with Q
   QueryNumbers<Config> delta[Config::num_stages];        // arrive with dO
   Barrier k_full;
@@ -134,8 +135,9 @@ struct NumberedBarriers {
   static_assert(scores + BackwardTypes<Config>::warpgroups <= 16, "there are 16");
 };
 
-// Every warp of math calls it when it has read Q and dO and their numbers. Every lane has read, so
-// every lane arrives; on an mbarrier the arrivals of a warp would take as long as 32 single ones.
+// Every warp of math calls end_step() when it has read Q, dO, lse and delta. Every lane has read,
+// so every lane arrives; on an mbarrier the arrivals of a warp would take as long as 32 single
+// ones.
 template <class Config>
 __device__ __forceinline__ void end_step(unsigned stage) {
   jitter<Config>();
@@ -176,7 +178,8 @@ struct RingPlace {
         phase(static_cast<unsigned>(step) / stages % 2) {}
 };
 
-// The tile of a step that a term of the scores reads, for a warp whose first key in it is `key`.
+// Where a term of the scores reads an array: waits for the array's tile of a step. The warp's keys
+// begin at `key` in this tile.
 template <class Config>
 __device__ __forceinline__ StagedLane await_tile(OperandStorage<Config>& shared, int step,
                                                  int key) {
@@ -189,7 +192,7 @@ __device__ __forceinline__ StagedLane await_tile(OperandStorage<Config>& shared,
     return {};
   }
 }
-// A warp has read the tile.
+// A warp has read the array's tile.
 template <class Config>
 __device__ __forceinline__ void release_tile(OperandStorage<Config>& shared, int step) {
   if constexpr (Config::operand_stages > 0) {
@@ -310,7 +313,7 @@ __device__ inline BackwardContext<Config> context_of(const typename Config::Para
 struct StepState {
   QPlace place;          // of the step; dQ of the one before is under way
   unsigned dead_before;  // a bit for each of this lane's two rows of that dQ: its query is dead
-  ShownPairs shown;      // of the step, by an array of bits, if there is one
+  ShownPairs shown;      // the step's pairs that an array of bits shows
   unsigned drawn[2];     // of the step, where weights are dropped: see StepBits
 
   // Where blocks stay: the value of `dead_before` before the first step of a tile. The number of

@@ -7,7 +7,7 @@
 // Each also computes its columns of dQ = dS K of the step before. A warp of the value role passes
 // P, lane to lane and rounded to the storage type, to the warp of the key role that has the same
 // keys. Where weights are dropped, a negative P marks a dropped weight. Slopes are multiplied into
-// P before that, and are never negative.
+// P before that, so the mark takes for granted that no slope is negative.
 #pragma once
 
 #include "backward_math.cuh"

@@ -8,7 +8,7 @@
 
 namespace cuflash::fa3 {
 
-// The number of lines of bits of an array, and of tiles along them.
+// The size of an array of bits: its number of lines, and the number of kv tiles along a line.
 template <class Config>
 __device__ inline int lines_of_bits(const Shape& shape) {
   return Config::one_row ? 16 : ceil_div(shape.seqlen_q, Config::block_q) * Config::block_q;
@@ -98,7 +98,7 @@ __device__ inline void load_listed_role(const ForwardContext<Config>& c) {
   loader.end();
 }
 
-// The same for a warpgroup, which computes every block of the list.
+// The listed blocks of a tile for a warpgroup, which computes every one of them.
 template <class Config>
 struct WarpgroupList {
   int row0;             // of the warpgroup
@@ -122,8 +122,8 @@ struct WarpgroupList {
       if (!note.block.whole) shown.bits = bits.of(note.block.tile);
     }
   }
-  // The rest, beside the products, which depend on none of it. Every lane has the same note. The
-  // votes make it a uniform value for the compiler.
+  // Makes the note a uniform value for the compiler, by votes: every lane has the same note. Runs
+  // beside the products of the block, which do not depend on it.
   __device__ __forceinline__ void agree() {
     note.last = __any_sync(0xffffffffu, note.last);
     note.block.whole = __any_sync(0xffffffffu, note.block.whole);

@@ -49,7 +49,7 @@ struct ForwardLoader {
     load_operand(tile, block);
   }
 
-  // Loads the tile of a block that a term of the scores reads.
+  // Where a term of the scores reads an array: loads the array's tile for a block of keys.
   __device__ void load_operand(const ForwardTile<Config>& tile, int block) {
     if constexpr (has_operand) {
       wait_empty<Config>(c.shared.operand_empty[operand_place.stage], operand_place.phase);

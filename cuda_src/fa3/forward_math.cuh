@@ -126,7 +126,8 @@ struct ForwardMath {
       release_k();
       take_turn();
       pass_turn();
-      // Before V: where the ring has one stage, V is loaded after the operand of the next block.
+      // The operand is released before V is awaited: load brings V of this block after the operand
+      // of the next one, which needs this stage if there is only one.
       wait_operand();
       release_operand();
       wait_v();
@@ -175,7 +176,7 @@ struct ForwardMath {
     ptx::wgmma_commit();
   }
 
-  // Raw products -> scores; minus infinity for hidden pairs.
+  // Turns the products Q K^T into scores, and sets those of hidden pairs to minus infinity.
   template <class Blocks>
   __device__ __forceinline__ void mask(const ForwardTile<Config>& tile, const Blocks& blocks,
                                        Scores& scores, int block, bool masked) const {
@@ -219,8 +220,8 @@ struct ForwardMath {
 
   // Whether the terms of the scores are computed in the loop that makes the weights, which is
   // possible only if no mask follows. Terms and weights may both need the special function unit,
-  // which then works on both at once. Terms that read shared memory, or that a caller's text
-  // computes from positions, are applied before the loop: the compiler would hoist them out of it
+  // which then works on both at once. Terms that read shared memory, and score functions of the
+  // caller that use positions, are applied before the loop: the compiler would hoist them out of it
   // and keep them in registers.
   template <bool masked>
   static constexpr bool changes_late =
@@ -247,8 +248,9 @@ struct ForwardMath {
   }
 
   // Writes the weights of change(scores) to state.weights, whose product has retired, and adds
-  // their sums. Maxima are computed only while some row has no reference, or if a sum shows that
-  // weights are too large. The loop runs once, rarely twice; it keeps the code short.
+  // their sums. Maxima are computed only while some row has no reference, where a term may raise
+  // the scores by more than the slack, or if a sum shows that weights are too large. The loop runs
+  // once, rarely twice; it keeps the code short.
   template <class Change>
   __device__ __forceinline__ void exponentiate(State& state, const Scores& scores,
                                                const Change& change) const {

@@ -36,7 +36,7 @@ template <class Config, class Scores>
 __device__ __forceinline__ void apply_mask(Scores& scores, const Sequence& seq,
                                            const RowsOfQueries& place) {
   const LanePosition lane;
-  int begin[2] = {}, end[2];  // columns that a row sees, from this lane's first
+  int begin[2] = {}, end[2];  // columns that a row sees, counted from this lane's first
 #pragma unroll
   for (int group = 0; group < 2; ++group) {
     const int row = place.query0 + lane.row + 8 * group;
@@ -93,8 +93,8 @@ __device__ __forceinline__ RowValues<Scores> lane_maxima(const Scores& scores,
   return top;
 }
 
-// change(scores) -> weights relative to the rows' references, rounded, as the operand of a product:
-// two 16x8 accumulators are one 16x16 operand. Returns their sums in this lane.
+// Turns change(scores) into weights relative to the rows' references, rounded, as the operand of a
+// product: two 16x8 accumulators are one 16x16 operand. Returns the weights' sums over this lane.
 template <class Config, class Scores, class Change>
 __device__ __forceinline__ RowValues<Scores> exponentiate_scores(
     unsigned (&weights)[Scores::columns / 16][4], const Scores& scores,

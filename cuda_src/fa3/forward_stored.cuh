@@ -38,9 +38,9 @@ struct StoredLoads<Config, false> {};
 // A warp converts eight rows of 64 columns at a time. These are the places of a lane's 16 bytes,
 // which become two chunks of 16-bit numbers.
 //
-// Four lanes have a row's 64 bytes. Eight neighbouring lanes have rows r and r ^ 5: their swizzled
-// chunks lie in different banks of shared memory, both when bytes are read and when numbers are
-// written, the even chunks first and then the odd ones.
+// Four lanes have a row's 64 bytes. Eight neighbouring lanes have rows r and r ^ 5, whose swizzled
+// chunks lie in different banks of shared memory. This holds for the read of the bytes and for both
+// writes of numbers: first the even chunks, then the odd ones.
 template <class Bytes, class Matrix>
 struct StoredParts {
   static constexpr int count = Matrix::rows / 8 * Matrix::count;

@@ -1,16 +1,16 @@
 // FlashAttention-3 forward where sequences end before their array: the tail, which is the block of
 // V that holds the last key.
 //
-// The load role loads it with `tail.raw` as its barrier. A warp beside it clears the rows beyond
-// the last key and arrives at `v_full` in place of the copy engine. Each tile of a block has one
-// tail.
+// The load role loads it with `tail.raw` as its barrier. A warp beside load clears the rows beyond
+// the last key and arrives at `v_full` in place of the copy engine. Each tile of a block has at
+// most one tail.
 #pragma once
 
 #include "forward_types.cuh"
 
 namespace cuflash::fa3 {
 
-// The loading thread announces a matrix to that warp; the bytes then arrive at `tail.raw`.
+// The loading thread announces a tail to the clearing warp; the bytes then arrive at `tail.raw`.
 template <class Config>
 struct TailLoads {
   PipelineState<1> place;

@@ -92,7 +92,7 @@ struct ForwardTile {
   Sequence seq;
   KvRange kv;   // kv tiles that the load role loads: at least one, except in a chunk without keys,
                 // which is skipped
-  int kv_head;  // for the load role: one division a tile instead of one a block
+  int kv_head;  // stored, so that load divides once a tile and not once a block
 
   __device__ int q_begin() const { return item.q_tile * Config::block_q; }
 };

@@ -26,8 +26,8 @@ struct SumPlace {
   int column;
 };
 
-// Sums the parts of a place and stores them in the tensor, whose heads have `valid` of the
-// `columns` columns in memory.
+// Adds up the parts of a place, which lie in `memory` with `columns` columns, and stores the sum in
+// the tensor, whose heads have `valid` columns.
 template <class Config, int columns>
 __device__ inline void sum_place(const typename Config::Params& params, const SumPlace& at,
                                  const void* memory, const Tensor& tensor, int valid,

@@ -1,4 +1,4 @@
-// Code that the terms that add a number to scores share.
+// What score terms that add a number have in common.
 #pragma once
 
 #include "../tile/score.cuh"

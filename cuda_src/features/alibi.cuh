@@ -20,7 +20,7 @@ struct AlibiTerm : AddedTerm {
   static constexpr bool may_rise = true;
   using Compute = decltype(to_compute(Storage()));
   Compute slope;  // in units of scores, negative where a distant key loses
-  Compute ahead;  // distance of the lane's first query after its first key
+  Compute ahead;  // position of the lane's first query minus that of its first key
 
   template <class Params>
   __device__ AlibiTerm(const Params& params, const Lane& lane, double)
@@ -35,14 +35,14 @@ struct AlibiTerm : AddedTerm {
     return params.alibi.pair_sums;
   }
 
-  // The absolute value is taken of the distance: slopes may be negative.
+  // |i + position - j|. The product with the slope has no absolute value: slopes may be negative.
   __device__ Compute distance(int di, int dj) const {
     return fabs(ahead + static_cast<Compute>(di - dj));
   }
   __device__ Compute operator()(Compute score, int di, int dj) const {
     return fma(slope, distance(di, dj), score);
   }
-  // Scores rise towards the diagonal, or away from it where slopes are negative.
+  // Scores rise towards the diagonal where `slope` is negative, and away from it where positive.
   __device__ bool rises(int keys, Compute much) const {
     return fabs(slope) * static_cast<Compute>(keys) > much && (slope < 0) == (ahead < 0);
   }

@@ -125,8 +125,8 @@ struct BlockMaskTerm : AddedTerm {
   }
 };
 
-// The shown blocks of a tile of FlashAttention-3 for a warp, whose sixteen lines are in one block:
-// one bit for each 64 elements along the lines.
+// The shown blocks of a tile in FlashAttention-3's kernels, for a warp. Its sixteen lines are in
+// one block, so it needs one bit for each 64 elements along the lines.
 template <class Config, int block_queries, int block_keys,
           bool = Config::block_q % 64 == 0 && Config::block_kv % 64 == 0>
 struct BlocksOfLines {
@@ -160,8 +160,8 @@ struct BlocksOfLines<Config, block_queries, block_keys, false>
   using BlocksOfTile<Config, block_queries, block_keys>::BlocksOfTile;
 };
 
-// The same where bits say which tiles show anything. Only tiles that a block boundary cuts, and
-// hidden tiles that the loop still visits, read the mask itself.
+// The block mask where bits say which tiles show anything. Only tiles that a block boundary cuts,
+// and hidden tiles that the loop still visits, read the mask itself.
 template <class Config, int block_queries, int block_keys>
 struct ListedBlocksTerm : AddedTerm {
   static constexpr bool hides = Config::listed && !Config::packed;
@@ -186,7 +186,7 @@ struct ListedBlocksTerm : AddedTerm {
   template <class Params>
   __device__ static unsigned shown_parts(const Params& params, int batch, int head, int query,
                                          int key) {
-    if constexpr (one) return 0;  // called for hidden tiles only, which are left out
+    if constexpr (one) return 0;  // only a hidden tile gets here: all its pairs are hidden
     const BlocksOfHead blocks(params.block_mask, batch, head);
     unsigned bits = 0;
     for (int m = 0; m < Config::block_kv / 64; ++m) {

@@ -14,7 +14,7 @@ struct CachedKeysParams {
   const int* cache_leftpad;  // [batch]; null: no padding
   int table_pages;           // pages of an entry; 1 without a table
   int page_size;             // rows of a page
-  int page_shift;            // slot >> page_shift is its page's number; -1: a division gives it
+  int page_shift;            // slot >> page_shift is the slot's page; -1: a division gives it
   int pages;                 // of all entries
 
   // Rows of padding before an entry's first key, at most the rows in use.
@@ -34,7 +34,7 @@ struct CachedKeysParams {
 struct KeysInPages {
   static constexpr bool paged = true;
 
-  // The most pages of a block of keys that are found ahead.
+  // The largest number of a block's pages that are looked up before its stage is free.
   static constexpr int kAhead = 4;
   struct Found {
     int pages[kAhead];
@@ -119,8 +119,9 @@ struct KeysInPages {
   }
 
  private:
-  // How many keys ahead the table is prefetched. Blocks are visited last first, and keys that far
-  // before the block may have pages in a cache line of the table that has not been read.
+  // How many keys ahead the table is prefetched. Blocks are visited from the last to the first. The
+  // pages of keys that lie this far before the block may be in a cache line of the table that has
+  // not been read yet.
   static constexpr int kKeysAhead = 256;
 
   // The number of a slot's page among those of its entry, and the row in it.

@@ -38,15 +38,15 @@ __device__ __forceinline__ void philox(unsigned (&counter)[4], unsigned key0, un
   }
 }
 
-// x % count. Numbers below the count, nearly all, take no division: it is the longest chain of
-// instructions of a step.
+// x % count. Nearly all numbers are below the count and take no division, which would be the
+// longest chain of instructions of a step.
 __device__ __forceinline__ unsigned wrapped(unsigned x, unsigned count) {
   return x < count ? x : x % count;
 }
 
-// Masks of the draws of two pairs: ones in the half of each draw below the limit. A draw of 14 bits
-// is the bit pattern of a float16 that is neither negative nor infinite, and such patterns are
-// ordered as the numbers are.
+// The mask of two draws, one in each half of a word: all bits of a half are set if its draw is
+// below the limit. A draw of 14 bits is the bit pattern of a float16 that is neither negative nor
+// infinite, and such patterns are ordered as the numbers are.
 __device__ inline unsigned below(unsigned word, unsigned limit) {
   return ptx::halves_less_than(word & 0x3fff3fffu, limit * 0x00010001u);
 }
@@ -128,7 +128,7 @@ struct Dropout {
 // Rows are queries: a lane's four registers are the four words of its call.
 template <>
 struct Dropout::Draws<RowsOfQueries> : Dropout::Calls {
-  int row;  // in units of 8 queries and keys: where the tile begins in its block
+  int row;  // where the tile begins in its block of 16 queries and 16 keys: 0 or 8
   int column;
   template <class Params>
   __device__ Draws(const Params& params, const Dropout& weights, const RowsOfQueries& place)
@@ -170,7 +170,8 @@ struct Dropout::Draws<RowsOfKeys> : Dropout::Calls {
   __device__ __forceinline__ void of_block(unsigned (&masks)[4], int row, int column) const {
     unsigned words[4];
     call(words, column, row);
-    // The halves that the neighbour needs; then the two calls of a register's halves.
+    // Selectors of halves of words: those that the neighbour needs, and those of this lane's word
+    // and of the received word that make a mask.
     const unsigned given = odd ? 0x5410u : 0x7632u;
     const unsigned first = odd ? 0x3254u : 0x5410u;
     const unsigned second = odd ? 0x3276u : 0x7610u;

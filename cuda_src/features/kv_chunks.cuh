@@ -66,7 +66,7 @@ struct KvChunks {
     return static_cast<long long>(shape.batch) * shape.heads_q * shape.seqlen_q * shape.head_dim_v;
   }
 
-  // A chunk's reference or sum of a row, in the array `parts` of one of them.
+  // The reference or the sum of a row in a chunk; `parts` is the array of references or of sums.
   template <class Config>
   __device__ static typename Config::Compute& number(const typename Config::Params& params,
                                                      void* parts, const Sequence& seq, int head,

@@ -44,9 +44,9 @@ struct PackedLengthsParams {
     return (keys.count - shape.seqlen_kv) - (queries.count - shape.seqlen_q);
   }
 
-  // Every sequence begins at a multiple of this many rows of a head's workspace: the first multiple
-  // that leaves room for the sequences before it, each rounded up. The plan counts the rows in the
-  // same way.
+  // Every sequence begins at a multiple of this many rows of a head's workspace. work_row() leaves
+  // room for the sequences before it, each rounded up, whatever their lengths are. The plan counts
+  // the rows in the same way.
   static constexpr int kAlignment = 128;
   __device__ static int work_row(int begin, int entry) {
     return (begin + entry * (kAlignment - 1)) / kAlignment * kAlignment;

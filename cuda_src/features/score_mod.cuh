@@ -16,9 +16,9 @@
 
 namespace cuflash {
 
-// The batch entry and the head as the text sees them. Where the arrays are a part of a larger call,
-// these count in the larger call; `score_place` holds its first entry and head, and both repeat
-// after the numbers in the parameters.
+// The batch entry and the head as the text sees them. If the arrays are a part of a larger call,
+// the text sees entries and heads of that call; `score_place` holds the part's first ones. Entries
+// repeat after params.entries, and heads after params.heads.
 __device__ inline int entry_of(const ScoreModParams& params, int entry) {
   if constexpr (!cuflash_text::kUsesHead) return entry;
   const unsigned* first = static_cast<const unsigned*>(params.score_place);

@@ -134,8 +134,8 @@ __device__ inline int inside(long long index, int size) {
 }
 __device__ int inside(Real index, int size) = delete;  // an index is an integer
 
-// A C-contiguous array of the caller's; an `Index` can count its elements. An index outside its
-// axis reads the nearest element.
+// A C-contiguous array of the caller; `Index` is an integer type that can count its elements. An
+// index outside its axis reads the nearest element.
 template <class T, int axes, class Index>
 struct Array {
   const T* data;

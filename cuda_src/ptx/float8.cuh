@@ -3,8 +3,9 @@
 
 namespace cuflash::ptx {
 
-// PTX ISA "Data movement and conversion instructions: cvt"; sm_89. The four numbers of a register
-// as float16 numbers, two in a register, the first in the low half: exact, and NaN stays NaN.
+// PTX ISA "Data movement and conversion instructions: cvt"; sm_89. Converts the four numbers of a
+// register to float16, two in a register, the first in the low half. The conversion is exact, and
+// NaN stays NaN.
 __device__ inline void halves_of_float8(unsigned (&halves)[2], unsigned four) {
   asm("{\n"
       ".reg .b16 first, last;\n"

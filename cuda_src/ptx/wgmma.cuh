@@ -45,7 +45,7 @@ __device__ inline void wgmma_hold(float (&d)[fragments][2][2]) {
   }
 }
 
-// The same for operands in registers: the compiler makes them here and frees their inputs.
+// wgmma_hold() for operands in registers: the compiler computes them here and frees their inputs.
 template <int fragments>
 __device__ inline void wgmma_hold(unsigned (&a)[fragments][4]) {
 #pragma unroll

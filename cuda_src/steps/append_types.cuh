@@ -26,7 +26,7 @@ struct AppendKvParams {
   long long capacity;   // slots of an entry
   long long page_size;  // 0: caches without pages
   long long entries;    // of the cache, or its pages
-  long long rotates;    // whether keys are rotated; an empty table has a null address too
+  long long rotates;    // whether keys are rotated; the tables do not tell: empty ones are null
   long long rotary_rows;
   long long rotary_pairs;
   long long rotary_interleaved;  // a pair is columns 2 i and 2 i + 1, else i and i + rotary_pairs

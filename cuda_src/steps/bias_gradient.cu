@@ -1,5 +1,5 @@
-// The gradient of a bias: dS = P (dP - delta) of every pair, before the slopes of its score, summed
-// over the axes that the bias broadcasts.
+// The gradient of a bias: dS = P (dP - delta) of every pair, summed over the axes that the bias
+// broadcasts. Slopes do not enter, because functions of the score come before the bias is added.
 //
 // One thread block owns a tile of the result and walks over all pairs of its sum in a fixed order.
 // No other block adds to the tile, and nothing quadratic is stored. S and dP are recomputed from Q,
@@ -8,7 +8,7 @@
 //                      and heads that share it, and writes the result
 //   keys               the keys of a kv tile, of one entry and head of the call: it walks over the
 //                      queries. Its sums are partial; steps/reduce_bias.cu adds them up
-//   queries, neither   the queries of a q tile, in the same way
+//   queries or none    the queries of a q tile, in the same way: it walks over the keys
 #include "../ptx/barrier.cuh"
 #include "../tile/copy.cuh"
 #include "../tile/product.cuh"

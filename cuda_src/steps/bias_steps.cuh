@@ -1,4 +1,4 @@
-// The steps of a block of steps/bias_gradient.cu over the pairs of its sum.
+// For steps/bias_gradient.cu: the steps in which a block visits all pairs that it sums.
 #pragma once
 
 #include "../tile/shown_tiles.cuh"
@@ -37,7 +37,8 @@ struct BiasItem {
   }
 
  private:
-  // One of `count` indices; leaves in `block` the block's number among those with the same index.
+  // Splits the number `block` into the block's index, of `count` along an axis, and a rest. Returns
+  // the index as a range, and leaves the rest in `block`.
   __device__ static Walk own(unsigned& block, int count) {
     const int index = static_cast<int>(block % count);
     block /= count;

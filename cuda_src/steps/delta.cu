@@ -1,6 +1,6 @@
-// delta = rowsum(dout * out) - dlse: the number of each query row that every backward pass needs
-// (Dao et al. 2022, Algorithm 4, line 19). The gradient of the log-sum-exp enters here because d
-// lse / dS = P, so dS = P * (dP - delta).
+// delta = rowsum(dout * out) - dlse for each query row, which every backward pass needs (Dao et al.
+// 2022, Algorithm 4, line 19). The gradient of the log-sum-exp enters here: the derivative of lse
+// by S is P, so dS = P * (dP - delta).
 #include "../tile/numeric.cuh"
 #include "../tile/sequence.cuh"
 

@@ -92,7 +92,7 @@ __device__ inline ListedSequence listed_sequence(const typename Config::Params& 
           class_of(entry < params.entries ? of_loop : 0)};
 }
 
-// Lists the tiles of `sequences`; the rows after the last sequence count as one.
+// Lists the tiles of `sequences` sequences; the rows after the last one count as a sequence.
 template <class Config, class Storage>
 __device__ inline void list_tiles(const typename Config::Params& params, int sequences,
                                   PackedItem* items, Storage& shared) {

@@ -8,8 +8,8 @@
 //
 // added up in an order that depends only on the number of chunks; for few queries chunk after chunk
 // (tile/running_ends.cuh). Ends of rows, such as a sink, are applied here, once. One warp merges a
-// row, or several warps of a block do. They have neighbouring chunks each, or neighbouring columns
-// where the chunks come one after the other. A lane has some of the columns.
+// row, or several warps of a block do. Each of these has neighbouring chunks; if chunks are added
+// one after the other, it has all chunks and neighbouring columns. A lane has some of the columns.
 #include "../ptx/dependent_launch.cuh"
 #include "../tile/copy.cuh"
 #include "../tile/mask.cuh"

@@ -1,5 +1,5 @@
-// The numbers of each query row that a backward pass over kv tiles needs, and a cleared accumulator
-// for dQ.
+// Computes delta and lse of each query row for a backward pass over kv tiles, and clears the
+// accumulator of dQ.
 //
 //   delta = rowsum(dout * out) - dlse   (Dao et al. 2022, Algorithm 4, line 19; the gradient of the
 //                                        log-sum-exp enters here since dS = P * (dP - delta))
@@ -7,8 +7,8 @@
 //             length, which makes its P = exp(s - lse) zero
 //
 // Both are contiguous over [batch, heads_q, padded_rows], so that a tile of them is copied 16 bytes
-// at a time. One thread block does `rows` rows of a head; it also clears their dQ accumulator,
-// unless the main kernel does, and counters.
+// at a time. One thread block does `rows` rows of a head. It also clears counters, and the dQ
+// accumulator of its rows unless the main kernel does.
 #include "../tile/copy.cuh"
 #include "../tile/product.cuh"
 #include "../tile/score.cuh"
@@ -80,7 +80,7 @@ __device__ inline void clear_accumulator(const typename Config::Params& params,
   for (int i = threadIdx.x; i < chunks; i += 32 * Config::warps) to[i] = Chunk{};
 }
 
-// One row; the first of its lanes has its numbers.
+// One row. The first of its lanes holds lse and dlse.
 template <class Config>
 struct Row {
   using Compute = typename Config::Compute;

@@ -54,8 +54,8 @@ struct Fp64Products : ProductsByParts<Fp64Products<mma_depth>> {
  private:
   static constexpr int groups = fragment_rows / 8;
 
-  // The two depths of a step of 8 that a lane gives, of its one row (of 8) or of its two rows (of
-  // 16).
+  // A lane's elements of the left operand in a step of 8: two depths of its one row, if a fragment
+  // has 8 rows, or of its two rows, if it has 16.
   struct Left {
     double rows[groups][2];
   };

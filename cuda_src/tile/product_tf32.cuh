@@ -38,8 +38,8 @@ template <int architecture>
 struct Tf32Products : ProductsByParts<Tf32Products<architecture>> {
   static constexpr int fragment_rows = 16;
   static constexpr int chunk = 64;  // depths summed before they are added
-  // Registers of a lane: for the pending sums, large and small each; fewer where the split weights
-  // take registers too; and for the split keys of the weights.
+  // Registers of a lane for the large and for the small pending sums, with fewer where split
+  // weights take registers too; and registers for the split weights.
   static constexpr int sum_registers = 32;
   static constexpr int sum_registers_by_weights = 16;
   static constexpr int weight_registers = 64;
@@ -154,8 +154,8 @@ struct Tf32Products : ProductsByParts<Tf32Products<architecture>> {
     });
   }
 
-  // Steps of 16, where both operands have the depth along their rows: ldmatrix gives each of 8 rows
-  // two 8x4 matrices, a step of 8, in the instruction's own order of the depth.
+  // Steps of 16 are used where both operands have the depth along their rows. Two 8x4 matrices of
+  // ldmatrix hold 8 rows of a step of 8, in the instruction's own order of the depth.
   // Left: matrices 0 and 1 are rows 0-7 and 8-15 of depths 0-3, matrices 2 and 3 of depths 4-7.
   // Right: matrices 0 to 3 are 8 rows of depths 0-3 to 12-15. Steps of 8 use DepthPairs.
   template <int step, class A>

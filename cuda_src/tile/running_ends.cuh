@@ -15,7 +15,7 @@ struct ChunkFactors {
   __device__ Compute merged(Compute before, Compute part) const {
     return fma(weight, part, rounded_product(before, keep));
   }
-  // Of the sum of weights of all chunks.
+  // The sum of weights of the chunks so far, from that of the chunks before.
   __device__ Compute summed(Compute before) const { return fma(before, keep, weight); }
 };
 

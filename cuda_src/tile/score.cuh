@@ -16,7 +16,7 @@
 //     number in the register times the unit: first the scale, then what the function returns.
 //     An added term may say where scores rise:
 //         static constexpr bool may_rise = true;
-//         bool rises(int keys, Compute much) const;  // by more than `much`, over `keys` keys back
+//         bool rises(int keys, Compute much) const;  // by over `much` for keys `keys` earlier
 //     One added term may have a gradient, if it has a number for each head:
 //         static constexpr bool summed = true;
 //         static void* pair_sums(params);          // see tile/pair_sums.cuh
@@ -74,8 +74,8 @@ struct AddedTerm {
 struct FunctionTerm {
   static constexpr bool has_slope = true;
   static constexpr bool any_slope =
-      false;  // it may be infinite or NaN, also where a pair is hidden
-  static constexpr bool by_position = false;  // a caller's function of positions too
+      false;  // the slope may be infinite or NaN, also where a pair is hidden
+  static constexpr bool by_position = false;  // whether the function reads positions
   static constexpr bool summed = false;
   static constexpr bool may_rise = false;
   static constexpr bool staged = false;
@@ -289,7 +289,7 @@ struct Slopes<Config, Scores, true> {
 template <class Config, class Scores>
 using SlopesOf = Slopes<Config, Scores, Config::Score::has_slope>;
 
-// The same, and keeps the slopes.
+// change_scores() that also keeps the slopes.
 template <class Config, class Place, class Scores>
 __device__ inline void change_scores(const typename Config::Params& params, const Place& place,
                                      Scores& scores, SlopesOf<Config, Scores>& slopes) {

@@ -39,8 +39,8 @@ __device__ inline void store_tile(const Tile& tile, Compute* memory, int stride,
   });
 }
 
-// Stores the valid ones of two columns of a row of a tensor, rounded. With `whole_pairs` the row is
-// aligned and the number of valid columns is even.
+// Rounds two neighbouring elements of a row and stores those whose column is valid. With
+// `whole_pairs` the row is aligned and the number of valid columns is even.
 template <bool whole_pairs, class T, class Compute>
 __device__ inline void store_pair(T* to, int column, int valid_columns, Compute x, Compute y) {
   const Pair<T> rounded = {from_compute<T>(x), from_compute<T>(y)};

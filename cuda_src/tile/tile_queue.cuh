@@ -1,7 +1,7 @@
-// The tiles of a persistent block, in turn. The first is the block's own number. The load role
-// draws the others from a counter in device memory and passes them on through a ring of two slots:
-// it has time for the divisions, and the math role does not. The last ticket of a launch sets the
-// counter back to zero.
+// The tiles of a persistent block, one after the other. The first has the block's number. The load
+// role draws the others from a counter in device memory and passes them on through a ring of two
+// slots: it has time for the divisions, and the math role does not. The last ticket of a launch
+// sets the counter back to zero.
 #pragma once
 
 #include "pipeline.cuh"
