@@ -61,7 +61,7 @@ def fault(drawing: Drawing, folder: Path) -> str | None:
     path = folder / drawing.file
     if not path.exists():
         return "is not drawn"
-    return None if drawing.mark in path.read_text() else "shows other figures than the results"
+    return None if drawing.mark in path.read_text() else "shows other numbers than the results"
 
 
 def label_ends(axis: Any, ends: Mapping[str, tuple[float, str]], gap: float = 0.065) -> None:

@@ -34,17 +34,17 @@ _CROSSED = ((16, 77, 4096, 8, 64), (16, 77, 4096, 8, 128), (4, 1024, 8192, 16, 1
 
 
 def decode() -> list[Case]:
-    """A step of decoding over full caches; ``attention`` takes turns with it."""
+    """A step of decoding over full caches, timed in turns with ``attention`` on the same arrays."""
     return _decoded(_DECODED)
 
 
 def decode_float8() -> list[Case]:
-    """A step of decoding over float8 caches; 16-bit caches of the same numbers take turns."""
+    """A step of decoding over float8 caches, timed in turns with 16-bit caches."""
     return [replace(case, float8=True) for case in decode()]
 
 
 def pages() -> list[Case]:
-    """A step of decoding over paged caches; the call for caches in one piece takes turns."""
+    """A step of decoding over paged caches, timed in turns with caches in one piece."""
     return [replace(case, pages=(64, 16)) for case in _decoded(_PAGED)]
 
 

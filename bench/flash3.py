@@ -107,7 +107,7 @@ def measure(
         worst[name] = truth.worst_ratio([from_jax(array) for array in found])
         if not worst[name] <= truth.limit:
             raise RuntimeError(
-                f"{name}, {case}: {worst[name]:.3g} times the error of its roundings"
+                f"{name}, {case}: wrong by {worst[name]:.3g} times what rounding explains"
             )
         passes[name] = one
     how, times = timed(passes, say)

@@ -44,11 +44,11 @@ class Inputs:
     cu_seqlens_q: Any = None  # where packed sequences begin, and where the last one ends
     cu_seqlens_kv: Any = None
     cache_seqlens: Any = None  # (batch,), for full caches
-    paged: Paged | None = None  # k and v in pages, made by ``of``
-    stored: tuple[Any, Any] | None = None  # k and v as float8 bytes, made by ``of``
+    paged: Paged | None = None  # k and v in pages; only ``of`` sets it
+    stored: tuple[Any, Any] | None = None  # k and v as float8 bytes; only ``of`` sets it
 
     def of(self, case: Case) -> Inputs:
-        """The same numbers with the batch entries of the case, and with its pages or bytes."""
+        """The same numbers for a case with another batch size, and its pages or float8 bytes."""
         matrices = {name: getattr(self, name) for name in ("q", "k", "v", "dout")}
         made = {name: x.reshape(case.batch, -1, *x.shape[2:]) for name, x in matrices.items()}
         paged = _in_pages(made["k"], made["v"], case.page_size) if case.page_size else None
@@ -58,7 +58,7 @@ class Inputs:
     def matrices(self, case: Case) -> list[Any]:
         """The q, k, v and dout of our own call; without a batch axis if the case is packed.
 
-        Keys in pages, or as bytes, belong to the case given to ``of``.
+        ``case`` must be the one that was given to ``of``, which made the pages or bytes for it.
         """
         keys = (self.k, self.v) if self.paged is None else self.paged[:2]
         made = [self.q, *(self.stored or keys), self.dout]
@@ -106,7 +106,7 @@ def _in_pages(k: Any, v: Any, size: int) -> Paged:
     held = xp.asarray(np.argsort(table))  # the number of the run of keys in each page
 
     def copied(x: Any) -> Any:
-        bits = x.view(f"uint{8 * x.dtype.itemsize}")  # a library may lack the type
+        bits = x.view(f"uint{8 * x.dtype.itemsize}")  # CuPy may lack the type
         return bits.reshape(-1, size, *x.shape[2:])[held].view(x.dtype)
 
     return Paged(copied(k), copied(v), xp.asarray(table.reshape(batch, -1).astype(np.int32)))

@@ -104,7 +104,7 @@ def measure(
     arrays
         q, k, v and dout.
     check
-        Takes the results of one call, and returns their largest error in roundings.
+        Takes the results of one call, and returns their error as :meth:`Truth.worst_ratio` does.
     """
     passes, worst = {}, {}
     for name, make in (functions or FUNCTIONS).items():
@@ -166,7 +166,7 @@ def compiled_program(program: Program, function: Function, arrays: list[Any]) ->
 def _check(truth: Truth, found: list[Any]) -> float:
     worst = truth.worst_ratio([to_cupy(array) for array in found])
     if not worst <= truth.limit:
-        raise RuntimeError(f"{worst:.3g} times the error of its roundings")
+        raise RuntimeError(f"wrong by {worst:.3g} times what rounding explains")
     return worst
 
 

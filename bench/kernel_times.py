@@ -13,8 +13,8 @@ __all__ = ["busy", "kernel_times"]
 
 PASSES = 12
 ROUNDS = 5
-#: The beginnings of the names of device planes, and of their lines with the events of streams;
-#: the other lines of a plane sum these events up.
+#: How the names begin of a profile's planes for devices, and of a plane's lines for streams. The
+#: other lines of such a plane summarise the events of the streams.
 DEVICE, STREAM = "/device:GPU", "Stream"
 
 
@@ -31,7 +31,8 @@ def kernel_times(
     passes
         The passes, in another order each round.
     wait
-        Takes the return value of the last pass, and returns when it is ready.
+        Takes the return value of one pass, or the list of those of several; returns when they are
+        ready.
     profiled
         Runs a function and returns JAX's profile of it.
     """

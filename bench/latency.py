@@ -207,7 +207,8 @@ def _prepared() -> Contestant:
 def of_peer(peer: Peer) -> list[Contestant]:
     """A peer's forward pass; its context is entered once for a block, as in a program."""
     if peer.name not in PEERS_TIMED:
-        raise SystemExit(f"--peers: {peer.name!r} is not timed here, but {', '.join(PEERS_TIMED)}")
+        timed = ", ".join(PEERS_TIMED)
+        raise SystemExit(f"--peers: {peer.name!r} is not timed here; these peers are: {timed}")
     sets = [tuple(map(torch_peers.to_torch, arrays)) for arrays in _sets()]
     function, around = torch_peers.direct(peer.name)
     if peer.name != "fa4":  # PyTorch takes the heads before the rows

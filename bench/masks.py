@@ -25,7 +25,7 @@ def shown(kind: str, batch: int, seqlen_q: int, seqlen_kv: int) -> Any:
 
 @functools.cache
 def part_shown(kind: str, batch: int, seqlen_q: int, seqlen_kv: int) -> float:
-    """The share of pairs that a mask shows; a causal one counts as half, as without an array."""
+    """The share of pairs that a mask shows; one half for a causal mask, as for ``causal=True``."""
     if kind == "causal":
         return 0.5
     return float(shown(kind, batch, seqlen_q, seqlen_kv).mean())
@@ -55,7 +55,7 @@ def _blocks(batch: int, seqlen_q: int, seqlen_kv: int) -> Any:
 
 
 def shown_blocks(seqlen_q: int, seqlen_kv: int) -> Any:
-    """One number for each block of the kind ``blocks``, with all axes."""
+    """Whether each block of the kind ``blocks`` is shown, (1, 1, blocks of queries and of keys)."""
     blocks = np.eye(-(-seqlen_q // BLOCK), -(-seqlen_kv // BLOCK), dtype=bool)
     others = np.random.default_rng(3).permutation(np.flatnonzero(~blocks))
     more = max(0, blocks.size // ONE_IN - int(blocks.sum()))

@@ -118,7 +118,9 @@ def _ours(case: Case, copies: Sequence[Inputs]) -> list[Callable[[], Any]]:
 def _verified(peer: Peer, case: Case, calls: Sequence[Callable[[], Any]], truth: Truth) -> _Entry:
     worst = max(truth.worst_ratio(peer.arrays(call())) for call in calls)
     if not worst <= truth.limit:
-        raise RuntimeError(f"{peer.label}, {case}: {worst:.3g} times the error of its roundings")
+        raise RuntimeError(
+            f"{peer.label}, {case}: wrong by {worst:.3g} times what rounding explains"
+        )
     return _Entry(peer, case, calls, worst)
 
 
@@ -168,9 +170,10 @@ def _row(
 def _compared(entry: _Entry, entries: Sequence[_Entry]) -> list[_Entry]:
     """The entries to which the ratio of an entry refers: usually the others of its problem.
 
-    Our call without extras is compared with our call with them. Where copies take turns, both of
-    our calls are compared with the peers. Paged caches of every size are compared with caches in
-    one piece, and float8 caches with 16-bit caches; the entry of these calls is the last.
+    Our call without extras is compared with our call with them. In a rotated case, both of our
+    calls are compared with the peers. Paged caches of every page size are compared with caches in
+    one piece, and float8 caches with 16-bit caches; the last entry is the call that these are
+    compared with.
     """
     main = entries[0]
     if main.case.pages or main.case.float8:

@@ -47,5 +47,5 @@ def in_turn(calls: Sequence[Callable[[], Any]]) -> Callable[[], None]:
 
 
 def _copy(array: Any) -> Any:
-    """A copy of the bits; a library may lack the type."""
+    """A copy, made as integers because CuPy may lack the dtype."""
     return array.view(f"uint{8 * array.dtype.itemsize}").copy().view(array.dtype)

@@ -176,7 +176,7 @@ def _checked(
         return None
     if worst <= truth.limit:
         return call, plan, worst
-    say(f"left out: {name}: {worst:.3g} times the error of its roundings")
+    say(f"left out: {name}: wrong by {worst:.3g} times what rounding explains")
     return None
 
 

@@ -43,7 +43,7 @@ _ready: BoundedCache[Hashable, PreparedCall] = BoundedCache(_KEPT)
 
 
 def see(operation: str, keywords: Mapping[str, Any], arrays: Arrays) -> Seen | None:
-    """The signature of a call and the addresses of its arrays; None unless all are plain CuPy's.
+    """The signature of a call and its arrays' addresses; None if one is not a ``cupy.ndarray``.
 
     The keywords are as the caller gave them. Their types are part of the signature: True and 1 are
     the same key of a dictionary, and a call may accept only one of the two.
@@ -87,8 +87,8 @@ def find(signature: Hashable, keywords: Mapping[str, Any]) -> PreparedCall | Non
 def keep(seen: Seen, keywords: Mapping[str, Any], arrays: Arrays, planned: CallPlan) -> None:
     """Keep this call for the next one of its signature, if a launch is all that it needs.
 
-    A call that copies arrays, or has nothing to launch, is not kept. Neither is one with a keyword
-    that may equal a keyword of another meaning.
+    A call that copies arrays, or has nothing to launch, is not kept. Neither is a call with a
+    keyword of a type whose equal values may mean different things.
     """
     signature, addresses = seen
     if planned.device is None or planned.copied or planned.plan.problem.empty:

@@ -193,7 +193,7 @@ def problems_of(calls: Calls) -> Iterator[AttentionProblem]:
 
 
 def _featured(problem: AttentionProblem, asked: _Features) -> Iterator[AttentionProblem]:
-    """The problem with its features: bounds of its keys, a cap of any size, a seed, and arrays.
+    """The problem with the requested features; their numbers are examples, such as a cap of 1.
 
     Gradients cover all arrays that have one. With slopes there are also the gradients without
     theirs, which are cheaper.

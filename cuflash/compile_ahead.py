@@ -26,8 +26,8 @@ from .planning.problem import AttentionProblem
 
 __all__ = ["Outcome", "compile_ahead", "device_of", "kernels_of"]
 
-#: A tile is compiled too if its predicted time, at a length and number of heads that represent
-#: others, exceeds the shortest by at most this fraction.
+#: A tile is compiled too if its predicted time exceeds the shortest by at most this fraction. The
+#: prediction is for one length and number of heads, and another tile may be the fastest at others.
 _BETWEEN = 0.15
 
 _ELSEWHERE = (
@@ -115,8 +115,9 @@ def _plans(problem: AttentionProblem, limits: DeviceLimits, calls: Calls) -> Ite
         for parts in (1, problem.group):
             yield fa3_plan(problem, limits, None, (), parts=parts)
     if chosen.algorithm == "fa3" and problem.operation == "forward" and calls.seqlens is None:
-        # For few rows the tile and the chunk depend on the number of heads and on the lengths. Both
-        # represent others here, so choices that are nearly the fastest are compiled too.
+        # For few rows the tile and the chunk depend on the number of heads and on the lengths. This
+        # problem stands for calls with others, so the choices that are nearly as fast as the
+        # fastest are compiled too.
         for tile, chunk in nearly_fastest(with_packed_group(problem), limits, _BETWEEN):
             yield fa3_plan(problem, limits, None, (), tile=tile, kv_chunk=chunk)
 

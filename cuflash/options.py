@@ -35,7 +35,7 @@ __all__ = [
 
 AlgorithmChoice = Algorithm | Literal["auto"]
 BackendChoice = Backend | Literal["auto"]
-#: Sides of a window.
+#: The (left, right) sides of a window.
 WindowSize = tuple[int | None, int | None]
 #: The names that ``wrt`` may hold.
 Differentiable = Literal["q", "k", "v", "alibi_slopes", "bias", "sinks"]
@@ -157,7 +157,7 @@ def check_dtype(name: str, value: Any) -> DTypeName | None:
         if known is not None:
             return known
         dtype = np.dtype(value)
-    except Exception as error:  # NumPy's parser has a type for every mistake
+    except Exception as error:  # NumPy raises many types of errors for a wrong dtype
         raise ArgumentTypeError(name, shown(value), f"one of {names_of(DTYPES)}") from error
     if dtype.name not in DTYPES or not dtype.isnative:
         raise ArgumentTypeError(name, shown(dtype), f"one of {names_of(DTYPES)}")

@@ -67,8 +67,8 @@ def append_kv(
     k_cache, v_cache : ndarray
         Of the given dtypes; rotated keys are rounded once.
     overflow : ndarray of int32, (batch,)
-        Tokens without a slot or an angle. In an entry whose first position is negative, no token
-        has one.
+        The number of tokens without a slot or an angle. If the first position of an entry is
+        negative, none of its tokens has an angle.
 
     Raises
     ------
@@ -144,9 +144,10 @@ def attention_with_kvcache(
 
     Notes
     -----
-    With L the length after the append (the length before it, and the tokens that fit): query i is
-    at slot ``p = i + L - seqlen_q`` (packed: the number of its entry's queries), and sees slot j
-    iff ``leftpad <= j < L`` and ``p - left <= j <= p + right``.
+    Let L be the length after the append: the length before it plus the number of tokens that fit.
+    Query i is at slot ``p = i + L - seqlen_q``, where packed queries have the number of their
+    entry's queries in place of seqlen_q. It sees slot j iff ``leftpad <= j < L`` and
+    ``p - left <= j <= p + right``.
     """
     given = {name: value for name, value in locals().items() if name in _OF_APPEND}
     batch, heads, d = len(cache_seqlens), q.shape[-2], q.shape[-1]

@@ -29,7 +29,8 @@ __all__ = [
     "tensors",
 ]
 
-#: A matrix has the axes of q; rows hold one number for each row of q; an array has its own axes.
+#: A matrix has rows of head_dim or head_dim_v numbers, as q has. Rows hold one number for each row
+#: of q. An array is that of a feature, which lists its axes.
 Role = Literal["matrix", "rows", "array"]
 
 #: The arrays that every call has.
@@ -59,13 +60,14 @@ class Tensor:
     gradient_of
         The tensor whose gradient it is.
     shared, broadcast
-        Axes that an array may lack; whether it may broadcast: lack any axis, have size 1 in place
-        of another, and have any strides.
+        The leading axes that an array may lack, and whether it may broadcast: it may then lack any
+        leading axes, have size 1 along any other axis, and have any strides.
     lengths, part_length
-        For an array without axes of the problem: the numbers of elements it may have, and the
-        number of elements if it also holds the part of a larger call at which the arrays begin.
+        For an array with one axis that is not an axis of the problem: the lengths it may have; and
+        its length if it also holds the entry and the head of a larger call at which the arrays
+        begin.
     most_axes
-        For an array with axes of its own: their largest number.
+        For an array with axes of its own, of any sizes: their largest number.
     argument
         The argument that brings the array.
     """

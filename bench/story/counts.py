@@ -49,10 +49,10 @@ def once(seqlen: int, head_dim: int, size: int) -> Traffic:
 
 
 def fa1_formula(seqlen: int, head_dim: int, block_kv: int, size: int) -> Traffic:
-    """Algorithm 1 of FlashAttention: ``2Nd*s + T_c (Nd*s + 8Nd + 16N)`` less first reads.
+    """Algorithm 1 of FlashAttention: ``2Nd*s + T_c (Nd*s + 8Nd + 16N) - (4Nd + 8N)``.
 
-    Each of the T_c K/V blocks reads Q, and reads and writes O, l and m; only the first
-    block has no O, l and m to read.
+    s is ``size``. K and V are read once. Each of the T_c K/V blocks reads Q, and reads and
+    writes O, l and m; the first block has no O, l and m to read, which the last term subtracts.
     """
     passes = _tiles(seqlen, block_kv)
     matrix = seqlen * head_dim * size
@@ -84,10 +84,10 @@ def standard_by_hand(seqlen: int, head_dim: int, size: int) -> Traffic:
     """Standard attention as a user writes it in CuPy, with one kernel for each operation.
 
     CuPy multiplies batches of 16-bit matrices in float32: each operand is
-    widened first, and the product rounded. Between the products the square is
-    read by the scale, the maximum, the subtraction, the exponential, the sum
-    and the division, and written by four of these. Maxima and sums are a
-    column each.
+    widened first, and the product rounded. Between the two products, six kernels read
+    the N x N matrix (scale, maximum, subtraction, exponential, sum and division), and
+    all but the maximum and the sum write it. The maxima and the sums are N numbers
+    each, written once and read once.
     """
     matrix, square, column = seqlen * head_dim, seqlen * seqlen, seqlen
     wide = FLOAT32

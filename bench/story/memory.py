@@ -33,7 +33,7 @@ def cases() -> list[Case]:
 def measure(
     make: Callable[[Case], Inputs], peak: Peak, free_bytes: Callable[[], int]
 ) -> Iterator[dict[str, Any]]:
-    """Rows with the extra bytes of every length, implementation and pass, or the reason for none.
+    """Rows with the extra bytes of every length, implementation and pass, or why there are none.
 
     Parameters
     ----------
@@ -71,18 +71,17 @@ def _extra(
     name: str, done: str, case: Case, inputs: Inputs, peak: Peak, free_bytes: Callable[[], int]
 ) -> int:
     if name == STANDARD:
-        # P, and a product in float32; the backward pass also has dS.
+        # In units of a 16-bit matrix: P is 1, a product in float32 is 2, and dS of the backward
+        # pass is 1.
         squares = 3 if done == "forward" else 4
         needed = squares * 2 * case.scores
         if needed > free_bytes():
-            raise MemoryError(
-                f"whole matrices of {needed / 1e9:.0f} GB, {free_bytes() / 1e9:.0f} are free"
-            )
+            raise MemoryError(standard.too_large(needed, free_bytes()))
         call = _standard(done, case, inputs)
     else:
         call = _ours(name, done, inputs)
     if name != STANDARD or case.seqlen_q == LENGTHS[0]:
-        call()  # loads the kernels, and takes what a process keeps, also for cuBLAS
+        call()  # loads kernels, and allocates what stays, such as cuBLAS workspace
     results, most = peak(call)
     return most - sum(int(array.nbytes) for array in results)
 

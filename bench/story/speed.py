@@ -149,7 +149,7 @@ def _prepared(entry: _Entry, device: Any) -> Callable[[], Any]:
         return entry.peer.prepare(entry.case, entry.inputs)
     needed, free = standard.needed_bytes(entry.case), device.free_bytes()
     if needed > free:
-        raise MemoryError(f"whole matrices of {needed / 1e9:.0f} GB, {free / 1e9:.0f} are free")
+        raise MemoryError(standard.too_large(needed, free))
     return standard.prepare(entry.case, entry.inputs)
 
 
@@ -157,7 +157,7 @@ def _checked(entry: _Entry, truth: Truth, result: Any) -> float:
     as_arrays = entry.peer.arrays if entry.peer is not None else _as_tuple
     worst = truth.worst_ratio(as_arrays(result))
     if not worst <= WRONG:
-        raise ArithmeticError(f"{worst:.3g} times the error of its roundings")
+        raise ArithmeticError(f"wrong by {worst:.3g} times what rounding explains")
     return worst
 
 

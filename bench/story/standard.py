@@ -12,7 +12,7 @@ from typing import Any
 from ..cases import Case
 from ..inputs import Inputs, array_module
 
-__all__ = ["backward", "bias_of", "forward", "needed_bytes", "prepare"]
+__all__ = ["backward", "bias_of", "forward", "needed_bytes", "prepare", "too_large"]
 
 
 def bias_of(case: Case, xp: Any, dtype: Any) -> Any:
@@ -53,9 +53,17 @@ def backward(
 
 
 def needed_bytes(case: Case) -> int:
-    """Bytes of squares: of P, of the mask, and in the backward pass of dS and a transposed copy."""
+    """Bytes of the seqlen_q x seqlen_kv matrices.
+
+    They are P, the mask, and in the backward pass dS and a transposed copy.
+    """
     squares = case.batch * case.heads_q * (3 if case.op == "backward" else 1)
     return case.seqlen_q * case.seqlen_kv * 2 * (squares + (3 if case.causal else 0))
+
+
+def too_large(needed: int, free: int) -> str:
+    """The reason for leaving out matrices that do not fit."""
+    return f"whole matrices need {needed / 1e9:.0f} GB, but {free / 1e9:.0f} GB are free"
 
 
 def prepare(case: Case, inputs: Inputs) -> Callable[[], Any]:

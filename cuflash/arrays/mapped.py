@@ -43,7 +43,7 @@ class Mappings:
     def same_file(
         self, a: np.ndarray[Any, Any], place_a: int, b: np.ndarray[Any, Any], place_b: int
     ) -> tuple[int, int] | None:
-        """Two addresses as positions in the file that both show; None if there is no such file.
+        """Two addresses as positions in the file to which both are mapped; None if there is none.
 
         The result is also None if neither mapping changes the file, because both are read-only or
         private (mode ``"c"`` of a memmap). A private mapping beside one that changes the file

@@ -76,7 +76,7 @@ def _meet(a: _Extent, b: _Extent) -> bool:
     """Whether the extents have a byte in common."""
     # With the axes of b counted from their ends, an element of a lies
     #     a.first - (b.first + b.reach) + sum of all steps
-    # beyond one of b. They meet if it is more than -a.itemsize and less than b.itemsize.
+    # beyond one of b. They meet if this distance is above -a.itemsize and below b.itemsize.
     start = b.first + b.reach - a.first
     if start <= -b.itemsize or start - a.itemsize >= a.reach + b.reach:
         return False  # one ends before the other begins

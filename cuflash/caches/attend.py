@@ -153,7 +153,7 @@ def _forward(natives: Mapping[str, Any], keywords: Mapping[str, Any]) -> dict[st
 
 
 def _is_computed_wider(call: CacheCall) -> bool:
-    """Return whether float8 caches are computed in float32, as on the host."""
+    """Return whether attention runs in float32 instead of q's dtype: for float8 on the host."""
     return call.scales is not None and call.device is None
 
 

@@ -136,7 +136,9 @@ def _check_matrix(name: str, specs: _Specs, float8: bool) -> None:
         raise ArgumentTypeError(name, f"dtype {spec.dtype}", expected)
     packed = ARGUMENT in specs and not name.endswith("_cache")
     if len(spec.shape) != 4 - packed:
-        axes = "(rows of all, heads, head_dim)" if packed else "(batch, rows, heads, head_dim)"
+        axes = (
+            "(rows of all entries, heads, head_dim)" if packed else "(batch, rows, heads, head_dim)"
+        )
         if name.endswith("_cache"):
             axes += " or (pages, page_size, heads, head_dim)"
         raise ArgumentValueError(name, f"shape {spec.shape}", axes)

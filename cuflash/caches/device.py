@@ -84,7 +84,7 @@ def append(call: CacheCall, before: Any, advance: bool, tell: Any = lambda plan:
     call
         A checked call with new tokens. Queries, if given, are rotated if keys are.
     before
-        As for :func:`lengths_before`.
+        The result of :func:`lengths_before`.
     advance
         Whether each query is one position after the query before it.
     tell

@@ -136,7 +136,7 @@ def check_interleaved(value: Any, rotates: bool) -> bool | None:
             raise ArgumentValueError("rotary_interleaved", shown(value), "None without rotary_cos")
         return None
     if value is None:
-        expected = "True (columns 2i and 2i+1 rotate together) or False (i and i + half of them)"
+        expected = "True (columns 2i and 2i+1 form a pair) or False (columns i and i + pairs do)"
         raise ArgumentValueError("rotary_interleaved", "None beside rotary_cos", expected)
     if not isinstance(value, (bool, np.bool_)):
         raise ArgumentTypeError("rotary_interleaved", shown(value), "True or False")

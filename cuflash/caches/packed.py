@@ -76,7 +76,9 @@ def check_offsets(spec: TensorSpec) -> int:
     if spec.dtype != "int32":
         raise ArgumentTypeError(ARGUMENT, f"dtype {spec.dtype}", "int32")
     if len(spec.shape) != 1 or spec.shape[0] < 2:
-        raise ArgumentValueError(ARGUMENT, f"shape {spec.shape}", "(batch + 1,), two or more")
+        raise ArgumentValueError(
+            ARGUMENT, f"shape {spec.shape}", "(batch + 1,), with a batch of 1 or more"
+        )
     if not (spec.is_contiguous and spec.rows_are_unit and spec.whole_elements):
         got = f"strides of {spec.strides} elements"
         raise ArgumentValueError(ARGUMENT, got, "neighbouring elements")

@@ -64,7 +64,7 @@ class PreparedKernel:
     shape: tuple[int, ...]  # grid, block, bytes of shared memory: as the driver takes them
     template: npt.NDArray[np.uint64]  # the parameters' values that are the same in every launch
     places: Places  # positions of the other values
-    overlaps: bool = False  # it may begin before the kernel before it has ended
+    overlaps: bool = False  # it may begin while the previous kernel still runs
 
     def parameters(self, pointers: Mapping[str, int], workspace: int, counter: int) -> _Parameters:
         """The parameters of launches with these addresses; an absent tensor is at 0."""

@@ -1,7 +1,7 @@
-"""Launches kernels that may begin before the kernel before them has ended.
+"""Launches a kernel that may begin while the previous kernel of the stream still runs.
 
 CUDA C++ Programming Guide, "Programmatic Dependent Launch and Synchronization". Such a
-kernel waits itself, by an instruction, for what it reads.
+kernel contains an instruction that waits for what it reads.
 """
 
 from __future__ import annotations

@@ -108,7 +108,7 @@ class Sources:
         return {name: found[name] for name in sorted(found)}
 
     def _file(self, name: str) -> _File:
-        """A file; read again only if its times, number or size differ from the last reading."""
+        """A file; read again only if its times, inode or size differ from the last reading."""
         if name not in self._seen:
             path = os.path.join(self.root, name)
             stat = os.stat(path)

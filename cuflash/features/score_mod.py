@@ -182,6 +182,7 @@ def _use(request: Request) -> Use | None:
         host=_host_part(score),
         unit=1.0,
         shown="score_mod",
+        host_needs="" if score.numpy else "numpy= of score_mod, its function in NumPy",
     )
 
 

@@ -59,7 +59,7 @@ def with_features(
     Parameters
     ----------
     problem
-        The problem without features, but with the bounds of its keys.
+        The problem without features, but with the bounds of the keys that each query sees.
     keywords, operands
         Keywords and arrays of all features, by argument name; absent ones are left out.
     position

@@ -55,6 +55,8 @@ class Use:
         every pair's contribution while they make dS. None without such a gradient.
     shown
         Its text in plans and errors; if empty, its numbers by name.
+    host_needs
+        What the NumPy backend needs and the call did not give; if empty, nothing could help.
     compiled
         Constants that change the machine code, by name.
     numbers
@@ -74,6 +76,7 @@ class Use:
     shown: str = ""
     staged: DevicePart | None = None
     packed: DevicePart | None = None
+    host_needs: str = ""
 
     def part_in(self, kernel: KernelName, staging: bool) -> DevicePart | None:
         """Its additions to a kernel, which may bring arrays to shared memory."""

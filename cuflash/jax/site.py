@@ -1,4 +1,4 @@
-"""The call of a pass in one computation: its target in XLA, and its buffers."""
+"""The call of a pass in one XLA computation: the target of the call, and its buffers."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ class Site(Generic[_Pass]):
     """A pass in one computation: XLA calls it with a context, the arguments, and the results.
 
     :func:`jax.experimental.buffer_callback` does the same for a function, but it
-    adds the function to the computation that is being lowered. XLA asks for the
-    computation of divided arrays after lowering; the call must then name a
-    callback that was added before.
+    adds the function to the computation that is being lowered. If arrays are
+    divided over devices, XLA asks for the computation on one device's shards only
+    after that lowering; the call must then name a callback that was added before.
 
     Attributes
     ----------
@@ -84,7 +84,7 @@ class Site(Generic[_Pass]):
         return self._prepared[shapes]
 
     def compute(self, *arrays: Any) -> list[Any]:
-        """Add the call to a computation, over whole arrays or a device's parts of them.
+        """Add the call to a computation, on whole arrays or on the shards of one device.
 
         The workspace of a pass is one more result, which nothing reads: XLA plans
         its memory like that of other results, and the callback allocates nothing.

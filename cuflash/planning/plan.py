@@ -91,7 +91,8 @@ def _host_plan(
         raise UnsupportedError("fa3 is for Hopper GPUs; the NumPy backend has fa1 and fa2")
     for use in problem.uses:
         if use.needs_cuda:
-            raise UnsupportedError(f"the NumPy backend does not have {use.feature}")
+            lacks = f"needs {use.host_needs}" if use.host_needs else f"does not have {use.feature}"
+            raise UnsupportedError(f"the NumPy backend {lacks}")
     if blocks is None:
         tile = host.tile_of_cache(problem, limits)
         reason = f"blocks for {limits.cache:,} bytes of cache"

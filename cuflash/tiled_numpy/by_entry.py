@@ -1,7 +1,8 @@
-"""Lengths: every batch entry, or sequence, is a separate problem over its own rows.
+"""Splits a call with used or packed lengths: each batch entry or sequence is its own problem.
 
-The arrays of such a problem are views of its rows, so other rows are never read. Arrays of all
-pairs stay whole, and pairs keep their positions in them.
+The arrays of such a problem are views of its rows, so other rows are never read. Arrays with a
+number for each pair of query and key, such as a bias, are not cut: features index them with the
+position that a pair has in the whole call.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ class Part(Generic[_Given]):
     first
         The first of the entries, or the number of a sequence.
     rows
-        Its rows in the arrays; None if it has all rows.
+        The rows of the entry or sequence in the arrays; None if the part is the whole call.
     """
 
     plan: Plan
@@ -194,7 +195,10 @@ def _cut(given: _Given, rows: _Rows) -> _Given:
 def _problem_of(
     problem: AttentionProblem, number: int, lengths: tuple[int, int], shift: int
 ) -> AttentionProblem:
-    """The problem of an entry whose query 0 is ``shift`` keys further on."""
+    """The problem of one entry.
+
+    Its query 0 is aligned to the key ``shift`` places after the key that the whole call gives it.
+    """
     seen = problem.visibility
     bounds = [None if bound is None else bound + shift for bound in (seen.first, seen.last)]
     first, last = bounds_that_hide(*lengths, (bounds[0], bounds[1]))
@@ -222,7 +226,7 @@ def _use_of(use: Use, number: int, shift: int) -> Use:
 
 
 def _at_entry(function: Callable[..., Any], number: int, *given: Any) -> Any:
-    """Call a function of a position with the entry's own number in it."""
+    """Call a feature's function; the position that it gets holds the entry's number in the call."""
     return function(
         *(replace(x, batch=x.batch + number) if isinstance(x, ScorePlace) else x for x in given)
     )

@@ -10,9 +10,9 @@ __all__ = ["own_lse"]
 
 
 def own_lse(blocks: Blocks, operands: Operands, scaled_q: Array, scratch: Scratch) -> Array:
-    """The log-sum-exp (batch, head, row) of keys without their common part.
+    """The log-sum-exp (batch, head, row) of ``operands.keys``, minus infinity for dead rows.
 
-    It is minus infinity for dead rows.
+    These keys lack the part that all of them have in common, see :mod:`.common_part`.
     """
     state = RowState.start((*scaled_q.shape[:3], 0), blocks.compute)
     for queries in blocks.queries:

@@ -1,4 +1,4 @@
-"""The features' changes of scores and of weights, in the order of their table."""
+"""Terms: the changes that features make to scores and weights, in the order of ``FEATURES``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ class Terms:
     """The terms of a call, with their arguments."""
 
     parts: tuple[tuple[HostPart, Given], ...]
-    summed: tuple[Partial, Given] | None = None  # the term whose pairs are summed for a gradient
+    summed: tuple[Partial, Given] | None = (
+        None  # the term whose number for each head gets a gradient
+    )
     dropped: tuple[Kept, Given] | None = None  # the feature that drops weights
 
     def __bool__(self) -> bool:
@@ -27,11 +29,14 @@ class Terms:
 
     @property
     def have_slopes(self) -> bool:
-        """Whether some slope is not 1: the keys then keep their common part."""
+        """Whether some term's slope may differ from 1.
+
+        The part that all keys have in common is then not subtracted from them.
+        """
         return any(part.with_slope is not None for part, _ in self.parts)
 
     def partial(self, place: ScorePlace) -> Array | None:
-        """The derivative of scores by the number of their head that has a gradient."""
+        """The derivative of scores by the term's number for their head; None without a gradient."""
         if self.summed is None:
             return None
         of_pairs, given = self.summed
@@ -73,7 +78,7 @@ def terms_of(problem: AttentionProblem, arrays: Mapping[str, Array]) -> Terms:
     Parameters
     ----------
     problem
-        Its uses name constants, numbers and operands.
+        The problem; its uses hold the host parts, constants and numbers, and name the operands.
     arrays
         The arrays of features, by operand name.
     """

@@ -95,7 +95,7 @@ def test_only_one_of_ours_is_lowered_to_python() -> None:
 
 def test_a_wrong_peer_is_left_out_and_a_wrong_result_of_ours_is_an_error() -> None:
     def check(found: list[Any]) -> float:
-        raise RuntimeError("400 times the error of its roundings")
+        raise RuntimeError("wrong by 400 times what rounding explains")
 
     lines: list[str] = []
     arrays = [jax.numpy.ones((1, 4, 1, 4))] * 4

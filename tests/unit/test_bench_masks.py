@@ -192,7 +192,7 @@ def test_a_peer_that_leaves_the_mask_out_is_left_out() -> None:
     rows, lines = _measure(case, without, **{"cuflash fa2 mask": 2.0})
     assert [row["impl"] for row in rows] == ["cuflash", "cuflash"]
     assert "the quick" in lines[0]
-    assert "times the error of its roundings" in lines[0]
+    assert "times what rounding explains" in lines[0]
 
 
 SMALL = Case("forward", "bfloat16", 2, 3, 3, 8, 8, 5, 5, False, "fa2")

@@ -113,7 +113,7 @@ def test_a_drawing_says_what_it_shows(tmp_path: Path) -> None:
     assert drawing.fault(one, tmp_path) == "is not drawn"
     (tmp_path / "a.svg").write_text(f"<svg>{one.mark}</svg>")
     assert drawing.fault(one, tmp_path) is None
-    assert drawing.fault(other, tmp_path) == "shows other figures than the results"
+    assert drawing.fault(other, tmp_path) == "shows other numbers than the results"
 
 
 def test_names_at_the_ends_of_lines_do_not_cover_one_another() -> None:

@@ -235,7 +235,7 @@ def test_drawing(stored: Store) -> None:
     assert forward.read_text() == text
     stored(*rows_of("fa2", "torch flash", tflops=99.0))
     assert report.wrong_charts() == [
-        f"docs/charts/fa2-{op}.svg shows other figures than the results"
+        f"docs/charts/fa2-{op}.svg shows other numbers than the results"
         for op in ("forward", "backward")
     ]
 

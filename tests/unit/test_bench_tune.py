@@ -96,7 +96,7 @@ def test_the_fastest_tile_is_found_and_bad_ones_are_left_out() -> None:
     assert {len(times) for times in choice.times.values()} == {tune.ROUNDS}
     assert len(lines) == 2
     assert "1x1 warps 4: " in lines[0]
-    assert lines[0].endswith("times the error of its roundings")
+    assert lines[0].endswith("times what rounding explains")
     assert lines[1] == "left out: 512x9 warps 4: too much shared memory"
 
 

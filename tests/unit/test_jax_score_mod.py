@@ -139,7 +139,7 @@ def test_refusals() -> None:
         attention(*qkv, score_mod="return s;")
     with pytest.raises(cuflash.UnsupportedError, match="softcap with score_mod"):
         attention(*qkv, score_mod=of_table(table), softcap=2.0)
-    with pytest.raises(cuflash.UnsupportedError, match="does not have score_mod"):
+    with pytest.raises(cuflash.UnsupportedError, match="needs numpy= of score_mod"):
         attention(*qkv, score_mod=ScoreMod("return s;"))
     with pytest.raises(
         cuflash.ArgumentTypeError, match=r"score_mod: got builtins\.str; expected an array"

@@ -91,7 +91,7 @@ def test_whole_matrices_that_do_not_fit_are_skipped(small: None) -> None:
         speed.measure_panel(panel, [], full, _make, lambda line: None, lambda name, call: 1.0)
     )
     assert [r["label"] for r in rows if r["skipped"]] == 2 * [speed.STANDARD, "cuflash fa3"]
-    assert "whole matrices of 0 GB, 0 are free" in rows[0]["skipped"]
+    assert "whole matrices need 0 GB, but 0 GB are free" in rows[0]["skipped"]
 
 
 def test_what_computes_something_else_is_skipped(small: None, monkeypatch: Any) -> None:
@@ -100,7 +100,7 @@ def test_what_computes_something_else_is_skipped(small: None, monkeypatch: Any) 
     rows = list(
         speed.measure_panel(panel, [], DEVICE, _make, lambda line: None, lambda name, call: 1.0)
     )
-    assert "times the error of its roundings" in rows[0]["skipped"]
+    assert "times what rounding explains" in rows[0]["skipped"]
     assert rows[1]["skipped"] is None
 
 

@@ -31,8 +31,9 @@ __all__ = [
 
 #: Queries of a tile: one fragment of the matrix instructions.
 ROWS = 16
-#: With fewer queries, results are kept of half the rows of a tile, unless queries are packed: then
-#: an entry may have more queries than was said, and rows after the last entry are rows too.
+#: With fewer queries than this, shared memory holds results for only half the rows of a tile.
+#: Packed queries need all rows: an entry may have more queries than ``max_seqlen_q``, and the rows
+#: after the last entry have results too.
 FEWEST_OF_WHOLE_TILES = ROWS // 2 + 1
 #: Fewest slots of a warp: one matrix arrives while another one is read.
 _FEWEST_SLOTS = 2
@@ -57,19 +58,19 @@ class Fa2FewTile:
     A row is a query of a head. With ``heads`` a block has queries of so many heads that
     share keys; 0: of one head. Then it may have fewer queries than a tile.
 
-    With ``chunk`` a block walks all keys of its rows and merges chunks of so many keys,
-    with the results that a block for each chunk would have.
+    If ``chunk`` is not 0, a block walks all keys of its rows in chunks of that many keys, and
+    merges them to the same bits as one block for each chunk and the kernel ``merge``.
     """
 
     block_q: int
     block_kv: int  # keys of a step of a warp
     warps: int
-    num_slots: int  # of K and V by turns, for each warp
+    num_slots: int  # of each warp's ring, which holds K and V alternately
     stored: ElementName
     head_dim: int
     head_dim_v: int
     arithmetic: Arithmetic
-    result_rows: int  # rows that results are kept of
+    result_rows: int  # rows for which shared memory holds results
     chunk: int = 0
     heads: int = 0
     rows: int = ROWS
@@ -92,7 +93,7 @@ class Fa2FewTile:
 
     @property
     def _beside_rings(self) -> int:
-        """Bytes of Q, of the ends of rows, and of the results of chunks."""
+        """Bytes of Q, of the reference and sum of every row, and of the results of chunks."""
         shared = shared_array(self.rows * self.head_dim, "float16")
         shared += shared_array(2 * self.warps * self.rows, "float32")
         if not self.chunk:
@@ -110,7 +111,7 @@ class Fa2FewTile:
 
     @property
     def _fewest_slots(self) -> int:
-        """Slots that hold the result of a warp, or more."""
+        """The fewest slots: without chunks, a warp's result replaces its ring and has to fit."""
         result = 4 * self.result_rows * (self.head_dim_v + 8) * self.warps
         return max(_FEWEST_SLOTS, 0 if self.chunk else ceil_div(result, self._slots_of_warps))
 
@@ -153,7 +154,7 @@ def few_tile(problem: AttentionProblem, limits: DeviceLimits) -> Fa2FewTile | No
 
 
 def merging_tile(tile: Fa2FewTile, limits: DeviceLimits, chunk: int) -> Fa2FewTile | None:
-    """Return the tile for blocks that merge chunks of so many keys; None if it does not fit."""
+    """Return the tile for blocks that merge chunks of ``chunk`` keys; None if it does not fit."""
     merging = replace(tile, chunk=chunk).fitted(limits)
     return merging if merging.footprint.excess(limits) is None else None
 
@@ -210,8 +211,9 @@ def why_not_few(problem: AttentionProblem, limits: DeviceLimits) -> str | None:
         return f"takes float16 and bfloat16, not {problem.storage}"
     if problem.alignment == "element":
         return "takes rows that begin at multiples of 16 bytes"
-    if limits.compute_capability < (_FLOAT8_DEVICE if problem.float8 else (8, 0)):
-        return "needs a newer device"
+    oldest = _FLOAT8_DEVICE if problem.float8 else (8, 0)
+    if limits.compute_capability < oldest:
+        return "needs compute capability {}.{}".format(*oldest)
     if (problem.most_queries or problem.seqlen_q) > ROWS:
         return f"takes up to {ROWS} queries, or query heads of one query"
     for name in problem.features:

@@ -14,7 +14,7 @@ from .panels import PANEL, panels
 
 __all__ = ["Fa3ShortTile", "short_tiles", "why_not_short"]
 
-#: Queries of a q tile, and q tiles whose dS is in shared memory at a time.
+#: Queries of a q tile, and q tiles whose dS shares one stage: one for each warpgroup.
 _ROWS, _TILES_OF_PAIR = 64, 2
 
 
@@ -32,11 +32,11 @@ class Fa3ShortTile:
     head_dim: int
     head_dim_v: int
 
-    #: Those that do arithmetic.
+    #: The warpgroups that do arithmetic; one more loads.
     warpgroups = 2
-    #: Stages of dS of two q tiles.
+    #: Stages of dS, each for a pair of q tiles.
     score_stages = 2
-    #: Terms of the scores that read an array have no place in it.
+    #: The kernel takes no features, so no array of a feature needs shared memory.
     operand = NO_OPERAND
 
     @property
@@ -52,7 +52,7 @@ class Fa3ShortTile:
             shared += self.q_tiles * panels(_ROWS, columns)
             shared += self.kv_stages * panels(self.block_kv, columns)
         shared += self.score_stages * panels(_TILES_OF_PAIR * _ROWS, self.block_kv)  # dS
-        shared += 4 * self.warpgroups * panels(16, PANEL)  # of results, a panel for each warp
+        shared += 4 * self.warpgroups * panels(16, PANEL)  # one panel of results per warp
         shared += 2 * 4 * self.block_q  # lse and delta
         shared += 8 * (3 * self.q_tiles + 3 * self.kv_stages + 2 * self.score_stages)  # barriers
         threads = 128 * (self.warpgroups + 1)
@@ -75,7 +75,7 @@ class Fa3ShortTile:
 
 
 def short_tiles(problem: AttentionProblem) -> Iterator[Fa3ShortTile]:
-    """The narrowest tile that a backward pass fits in, if its heads are short and plain."""
+    """The narrowest tile that a backward pass fits in, if it fits in one."""
     if why_not_short(problem) is not None:
         return
     for row in BACKWARD_OF_SHORT:
@@ -86,7 +86,7 @@ def short_tiles(problem: AttentionProblem) -> Iterator[Fa3ShortTile]:
 
 
 def why_not_short(problem: AttentionProblem) -> str | None:
-    """What of a backward pass the tile has no kernel for; None if it has one."""
+    """Why a backward pass cannot have the tile; None if it can."""
     rows = min(row.q_tiles for row in BACKWARD_OF_SHORT) * _ROWS
     if problem.seqlen_q > rows:
         return f"takes up to {rows} queries, not {problem.seqlen_q}"

@@ -1,4 +1,4 @@
-"""Panels: matrices in shared memory as the copy engine writes and the products read them."""
+"""Panels: the layout in which TMA writes matrices to shared memory and ``wgmma`` reads them."""
 
 from __future__ import annotations
 

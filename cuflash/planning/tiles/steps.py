@@ -33,7 +33,7 @@ BLOCKS_OF_WORD = 4
 
 @dataclass(frozen=True)
 class DeltaTile:
-    """``delta``: one warp for a row, ``warps`` warps in a block; a warp takes several rows."""
+    """``delta``: ``warps`` warps in a block; each warp takes one row after the other."""
 
     warps: int
     grid: int
@@ -49,7 +49,7 @@ class DeltaTile:
 
 
 def delta_tile(rows: int, limits: DeviceLimits) -> DeltaTile:
-    """Return a tile of eight blocks of eight warps per multiprocessor, which hide latency."""
+    """Return the tile for blocks of eight warps, at most eight per multiprocessor."""
     warps = 8
     return DeltaTile(warps, min(ceil_div(rows, warps), 8 * limits.num_sms))
 
@@ -99,7 +99,10 @@ MERGE_WARPS = 8
 
 @dataclass(frozen=True)
 class MergeTile:
-    """``merge``: a row for each warp, or for each block if few rows have many chunks."""
+    """``merge``: a row for each warp; for each block if few rows have many chunks.
+
+    With ``in_order`` several warps divide the columns of a row.
+    """
 
     block_q: int  # of the main kernel
     block_kv: int
@@ -107,11 +110,11 @@ class MergeTile:
     seqlen_q: int
     head_dim_v: int  # a bucket
     compute: DTypeName
-    in_order: bool = False  # chunk after chunk; warps then divide a row's columns
+    in_order: bool = False  # chunks are added one after the other
 
     @property
     def warps(self) -> int:
-        """Warps of a block: eight, or a few less if rows have an odd number of warps."""
+        """Warps of a block: the largest multiple of :attr:`warps_of_row` up to eight."""
         return MERGE_WARPS // self.warps_of_row * self.warps_of_row
 
     @property
@@ -158,7 +161,7 @@ class ItemsTile:
     rows: int  # of a tile
     rows_of_keys: bool
     last_first: bool  # the last tile of a sequence comes first
-    of_caches: bool = False  # keys are counted by entries, and are not packed
+    of_caches: bool = False  # keys are in caches, and an array has their number for each entry
     warps: int = 32
 
     @property
