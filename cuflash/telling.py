@@ -33,12 +33,13 @@ def groups_of(operation: Operation, lengths: tuple[int, int], of_lengths: bool) 
 
     With one query up to ``ROWS`` heads are rows of the kernel for few queries. It has two
     forms, with keys that are split and keys that are not, so two lengths represent the
-    others, if no lengths are given.
+    others, if no lengths are given. Several queries of the heads that share keys are rows of
+    it too.
     """
     if operation == "backward":
         return (1, 64)
     if lengths[0] > 1:
-        return (1,)
+        return (1, ROWS // 2) if lengths[0] <= ROWS else (1,)
     return (1, ROWS // 2, *(ROWS,) * (of_lengths or lengths[1] in _KEYS_OF_FEW), 64)
 
 
@@ -65,8 +66,8 @@ def telling_lengths() -> tuple[tuple[int, int], ...]:
 
     They include both sides of every length at which the tables change, and enough lengths in
     between for plans that depend on lengths and heads. There are as many queries as keys, or
-    one query as in decoding, or a few more; at some lengths as many as the kernel for few
-    queries takes.
+    one query as in decoding, or a few more; at some lengths two, and as many as the kernel for
+    few queries takes.
     """
     shorter = [n for row in fa3_tables.FORWARD for n in (row.longest, row.longest_causal)]
     shorter += [row.longest for row in fa3_tables.FORWARD_WITH_PAIRS]
@@ -74,5 +75,5 @@ def telling_lengths() -> tuple[tuple[int, int], ...]:
     longer = [row.shortest - 1 for rows in fa2_tables.FORWARD.values() for row in rows]
     edges = [n for last in (*shorter, *longer) for n in (last, last + 1)]
     lengths = {*_LENGTHS, *(n for n in edges if 1 <= n <= MAX_SEQLEN)}
-    few = ((ROWS, keys) for keys in _KEYS_OF_FEW)
+    few = ((queries, keys) for keys in _KEYS_OF_FEW for queries in (2, ROWS))
     return (*((queries, keys) for keys in sorted(lengths) for queries in (keys, 1, _MORE)), *few)

@@ -177,8 +177,8 @@ __device__ inline void forward_few(const typename Config::Params& params) {
   if constexpr (Config::Chunks::split && Config::architecture >= 90) ptx::let_next_kernel_begin();
   const int kv_head = rows.head0 / (shape.heads_q / shape.heads_kv);
   const FewContext<Config> c{params, shared, item, seq, blocks.range, rows, kv_head};
+  KeyWalk<Config> walk(c);  // the first keys are on their way
   load_few_q(c);
-  KeyWalk<Config> walk(c);
   __syncthreads();  // Q is there
   if constexpr (Config::merges_chunks) {
     merge_all_chunks(c, walk);

@@ -6,21 +6,36 @@
 
 namespace cuflash::fa2 {
 
-// All threads load Q, in the order in which the registers of its products hold it.
+// Word i of a block's Q: register i % 4 of lane i / 4 % 32, in a step of a fragment.
 template <class Config>
-__device__ inline void load_few_q(const FewContext<Config>& c) {
+__device__ inline unsigned word_of_q(const FewContext<Config>& c, int i) {
   using Storage = typename Config::Storage;
   using Types = FewTypes<Config>;
-  for (int i = threadIdx.x; i < Types::fragments * Types::steps * 32 * 4; i += 32 * Config::warps) {
-    const int part = i % 4, lane = i / 4 % 32, step = i / 128 % Types::steps;
-    const int row = i / (128 * Types::steps) * 16 + lane / 4 + part % 2 * 8;
-    const int column = FewProducts<Config>::depth(step, lane % 4, part / 2);
-    const int query = c.rows.query(row);
-    const bool there = !Config::packs_heads || row < c.rows.count;
-    const bool valid = there && query < c.seq.seqlen_q && column < c.params.shape.head_dim;
-    const auto* const q = q_row<const Storage>(c.params.q, c.seq, c.rows.head(row), query);
-    c.shared.q.data[i] = valid ? *reinterpret_cast<const unsigned*>(q + column) : 0;
+  const int part = i % 4, lane = i / 4 % 32, step = i / 128 % Types::steps;
+  const int row = i / (128 * Types::steps) * 16 + lane / 4 + part % 2 * 8;
+  const int column = FewProducts<Config>::depth(step, lane % 4, part / 2);
+  const int query = c.rows.query(row);
+  const bool there = !Config::packs_heads || row < c.rows.count;
+  if (!there || query >= c.seq.seqlen_q || column >= c.params.shape.head_dim) return 0;
+  const auto* const q = q_row<const Storage>(c.params.q, c.seq, c.rows.head(row), query);
+  return *reinterpret_cast<const unsigned*>(q + column);
+}
+
+// All threads load Q in the order in which its products read it. The loads of a thread are on their
+// way together.
+template <class Config>
+__device__ inline void load_few_q(const FewContext<Config>& c) {
+  using Types = FewTypes<Config>;
+  constexpr int threads = 32 * Config::warps;
+  constexpr int count = Types::fragments * Types::steps * 128 / threads;  // of a thread
+  static_assert(count * threads == Types::fragments * Types::steps * 128, "as many in each");
+  unsigned words[count];
+#pragma unroll
+  for (int n = 0; n < count; ++n) {
+    words[n] = word_of_q(c, n * threads + static_cast<int>(threadIdx.x));
   }
+#pragma unroll
+  for (int n = 0; n < count; ++n) c.shared.q.data[n * threads + threadIdx.x] = words[n];
 }
 
 // Where the keys of a warp's next tile lie. Without pages one row follows the other.

@@ -32,6 +32,8 @@ _LAUNCH, _CHUNK = 5.0, {1: 0.75, 2: 1.0}
 #: Microseconds until a multiprocessor is busy again after a round of blocks. With 16-bit numbers
 #: other multiprocessors use the memory meanwhile, so further rounds cost less.
 _ROUND = {1: 4.0, 2: 2.5}
+#: Microseconds of each row of a block beyond the first four: its warps' results are merged.
+_ROW = 0.1
 #: Microseconds of the kernel that merges, and of each chunk of a row beyond the first eight.
 _MERGE, _MERGED_CHUNK = 3.5, 0.1
 #: Bytes of partial results that a microsecond writes or reads.
@@ -72,9 +74,16 @@ class FewWork:
     def _between(self, size: int, blocks: int) -> float:
         """Return the time for which multiprocessors wait for the first keys of blocks."""
         further = ceil_div(blocks, self.limits.num_sms) - 1
+        results = _ROW * max(0, self._rows - 4) * (further + 1)
         if size == 1:  # a full device waits for the first blocks too
-            return _ROUND[size] * (further + min(1.0, blocks / self.limits.num_sms))
-        return _ROUND[size] * math.sqrt(further)
+            full = min(1.0, blocks / self.limits.num_sms)
+            return results + _ROUND[size] * (further + full)
+        return results + _ROUND[size] * math.sqrt(further)
+
+    @property
+    def _rows(self) -> int:
+        """Rows of a block that are stored."""
+        return min(self.tile.rows, self.problem.seqlen_q * max(1, self.tile.heads))
 
     @property
     def _keys(self) -> int:
@@ -85,9 +94,8 @@ class FewWork:
     def _merging(self, blocks: int, chunks: int) -> float:
         if not self.chunk or self.merges:
             return 0.0
-        rows = min(self.tile.rows, self.problem.seqlen_q * max(1, self.tile.heads))
         size = DTYPES[self.problem.compute].itemsize
-        parts = 2 * blocks * rows * self.problem.head_dim_v * size
+        parts = 2 * blocks * self._rows * self.problem.head_dim_v * size
         return _MERGE + _MERGED_CHUNK * max(0, chunks - 8) + parts / _PARTS
 
 

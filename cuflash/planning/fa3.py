@@ -209,10 +209,8 @@ def _backward(
     )
     lists = ItemLists(problem, limits, fa3.ARITHMETIC, tile.block_kv, tile.ordered)
     every = *every, *keys.after
-    if not problem.uses:
-        every = overlapping(every)
-    before = *bits.before, *lists.before
-    launches = tuple(map(for_hopper, (*before, *every, *others.after)))
+    every = every if problem.uses else overlapping(every)
+    launches = tuple(map(for_hopper, (*bits.before, *lists.before, *every, *others.after)))
     sizes = [*rows.sizes, *keys.sizes, *others.sizes, *bits.sizes, *lists.sizes]
     workspace = tuple(lay_out(sizes))
     reason += keys.said

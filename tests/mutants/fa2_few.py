@@ -63,8 +63,8 @@ BUGS = (
     bug_of(
         "few rows: no tile is at an edge",
         _WALK,
-        "                             is_edge_tile<Config>(c.seq, c.first_query(), key0));",
-        "                             false);",
+        "const bool edge = is_edge_tile<Config>(c.seq, query0, key0);",
+        "const bool edge = false;",
         "[sixteen-queries-split]",
     ),
     bug_of(
@@ -112,8 +112,8 @@ BUGS = (
     bug_of(
         "few rows: the second register of Q has other columns",
         _LOAD,
-        "const int row = lane / 4 + part % 2 * 8;",
-        "const int row = lane / 4 + part / 2 * 8;",
+        "* 16 + lane / 4 + part % 2 * 8;",
+        "* 16 + lane / 4 + part / 2 * 8;",
         "[sixteen-queries-split]",
     ),
     bug_of(
@@ -175,8 +175,8 @@ BUGS = (
     bug_of(
         "few rows: every query head has keys of its own",
         _WALK,
-        "item.head / (shape.heads_q / shape.heads_kv);",
-        "item.head % shape.heads_kv;",
+        "rows.head0 / (shape.heads_q / shape.heads_kv);",
+        "rows.head0 % shape.heads_kv;",
         "[features-split]",
     ),
     Bug(

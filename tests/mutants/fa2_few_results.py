@@ -30,7 +30,7 @@ BUGS = (
     bug_of(
         "few rows: rows beyond the used lengths see keys",
         _STORE,
-        "if (is_surplus<Config>(c.seq, c.first_query() + row)) reference",
+        "if (is_surplus<Config>(c.seq, c.rows.query(row))) reference",
         "if (false) reference",
         "rows_beyond_the_used_lengths_are_zero",
     ),
@@ -79,7 +79,7 @@ BUGS = (
     bug_of(
         "few rows: merged rows have no sinks",
         _STORE,
-        "const float keep = end_row<Config>(c.params, c.item.head, ends.x, ends.y);",
+        "const float keep = end_row<Config>(c.params, c.rows.head(row), ends.x, ends.y);",
         "const float keep = 1.0f;",
         "[features-merging]",
     ),
@@ -156,7 +156,7 @@ BUGS = (
     bug_of(
         "few rows: packed queries keep results of eight rows",
         "cuflash/planning/tiles/fa2_few.py",
-        "whole = replace(tile, result_rows=ROWS).fitted(limits)",
+        "whole = replace(tile, result_rows=tile.rows).fitted(limits)",
         "whole = tile.fitted(limits)",
         "packed_queries[split]",
     ),

@@ -52,6 +52,7 @@ ORDER = [
     "planning.hopper",
     "planning.decision",
     "planning.head_groups",
+    "planning.overlapping",
     "planning.row_order",
     "planning.row_steps",
     "planning.key_parts",

@@ -163,6 +163,8 @@ SIZES = {
     "packed-backward": 5,
     "decode": 10,
     "decode-float8": 10,
+    "batches": 40,
+    "drafts": 4,
     "pages": 4,
     "few": 4,
     "features-elsewhere": 15,
