@@ -1,5 +1,6 @@
-"""Bugs of the sums of dQ that blocks of the backward pass clear for later blocks; see ``hopper``.
+"""Planted bugs in how blocks of the backward pass clear sums of dQ for later blocks.
 
+See ``hopper``.
 Blocks clear sums only where there are many tiles. Only in ``MANY_HEADS`` can cleared sums come too
 late: there a block clears megabytes, while queries see hardly any key. Sums that are not cleared
 hold those of the pass before.

@@ -24,7 +24,7 @@ from cuflash.planning.tiles import fa3
 from .test_plan_fa3 import HOPPER, planned
 from .test_plan_fa3_backward import main_of, of_gradients
 
-#: Tiles are those that take all lengths.
+#: Gradients of FlashAttention-3 take only the tiles that fit all lengths.
 pytestmark = pytest.mark.usefixtures("any_lengths")
 
 #: Blocks per multiprocessor between a block that clears or adds and a block that needs the result.
