@@ -1,4 +1,4 @@
-"""Swap the attention of a Flax model in one line, and train it with both.
+"""Swap the attention of a Flax model in one line, and train the model with both functions.
 
 You learn that `cuflash.jax.attention` takes the place of `jax.nn.dot_product_attention`: the same
 names, the same layout, and it works inside `nnx.jit` and under gradients. The model reads bytes
@@ -27,7 +27,7 @@ SIZES = {
 
 
 class Block(nnx.Module):
-    """Causal attention and an MLP, each added to what it reads."""
+    """Causal attention and an MLP, each with a norm before it and a residual connection."""
 
     def __init__(self, width, heads, attention, rngs):
         self.heads, self.attention = heads, attention
@@ -38,7 +38,7 @@ class Block(nnx.Module):
         self.down = nnx.Linear(4 * width, width, rngs=rngs)
 
     def __call__(self, x):
-        """Add both to x, (batch, seqlen, width)."""
+        """Apply the block to x, (batch, seqlen, width)."""
         shape = (*x.shape[:2], self.heads, -1)
         q, k, v = (a.reshape(shape) for a in jnp.split(self.qkv(self.norms[0](x)), 3, axis=-1))
         x = x + self.out(self.attention(q, k, v, is_causal=True).reshape(x.shape))
@@ -46,7 +46,7 @@ class Block(nnx.Module):
 
 
 class Model(nnx.Module):
-    """Logits of the next byte, (batch, seqlen, 256), of bytes (batch, seqlen)."""
+    """Takes bytes (batch, seqlen) to logits of the next bytes, (batch, seqlen, 256)."""
 
     def __init__(self, size, attention, rngs):
         width = size["width"]
@@ -57,7 +57,7 @@ class Model(nnx.Module):
         self.norm, self.head = nnx.RMSNorm(width, rngs=rngs), nnx.Linear(width, 256, rngs=rngs)
 
     def __call__(self, tokens):
-        """The logits behind every byte."""
+        """Return the logits of the byte that follows each token."""
         x = self.bytes(tokens) + self.positions(jnp.arange(tokens.shape[1]))
         for block in self.blocks:
             x = block(x)
@@ -66,7 +66,7 @@ class Model(nnx.Module):
 
 @nnx.jit
 def train_step(model, optimizer, tokens):
-    """One step; the loss before it."""
+    """Make one step, and return the loss before it."""
 
     def loss_of(model):
         logits = model(tokens[:, :-1])
@@ -78,7 +78,7 @@ def train_step(model, optimizer, tokens):
 
 
 def train(size, attention):
-    """The losses of a new model, which has the same weights and text every time."""
+    """Train a new model, with the same weights and text every time; return its losses."""
     text = np.frombuffer(Path(__file__).read_bytes(), np.uint8)
     rng, length = np.random.default_rng(0), size["seqlen"] + 1
     model = Model(size, attention, nnx.Rngs(0))
@@ -92,7 +92,7 @@ def train(size, attention):
 
 
 def main(argv=None):
-    """Train with both, and return the losses."""
+    """Train with both functions, and return the losses."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--platform", choices=SIZES, default="cpu")
     platform = parser.parse_args(argv).platform

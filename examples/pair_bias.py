@@ -62,7 +62,7 @@ def triangle_attention(p, heads, xp):
 
 
 def gradient_error(xp, step=1e-5):
-    """Relative distance of the gradient's slope from that of central differences, in float64."""
+    """Relative difference of the slopes that the gradient and central differences give."""
     rng, size = np.random.default_rng(1), (12, 8, 2, 8)
     p, direction = draw(rng, *size, "float64", xp), draw(rng, *size, "float64", xp)
     y, backward = triangle_attention(p, 2, xp)

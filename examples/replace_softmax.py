@@ -2,8 +2,8 @@
 
 You learn which argument stands for which line of your own code. Your arrays stay as they are:
 `layout="bhsd"` takes (batch, heads, seqlen, head_dim), the order in which `q @ k.T` works head by
-head. Every row of the table is a line that such code often has. The outputs are compared, and so
-are the gradients; then the memory of both.
+head. Every row of the table is a line that such code often has. The program compares the outputs
+and the gradients, then the memory that each way takes.
 
     python examples/replace_softmax.py                 # NumPy, some seconds
     python examples/replace_softmax.py --arrays cupy   # longer sequences, on a GPU
@@ -80,7 +80,7 @@ def peak(call, xp):
 
 
 def main(argv=None):
-    """Compare all, and return the differences and the bytes of both ways."""
+    """Compare every line, and return the differences and the bytes of both ways."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--arrays", choices=SIZES, default="numpy")
     arrays = parser.parse_args(argv).arrays

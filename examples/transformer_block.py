@@ -136,7 +136,7 @@ def adam(p, g, moments, step, rate):
 
 
 def gradient_error(xp, heads=2, step=1e-5):
-    """Relative distance of the gradient's slope from that of central differences."""
+    """Relative difference of the slopes that the gradient and central differences give."""
     rng = np.random.default_rng(1)
     p = draw_weights(rng, 16, "float64", xp)
     direction = draw_weights(rng, 16, "float64", xp)

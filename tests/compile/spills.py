@@ -7,8 +7,8 @@ from __future__ import annotations
 
 __all__ = ["BLOCK_MASK_SPILLS", "LENGTHS_SPILLS", "TEXT_SPILLS"]
 
-#: With a block mask. Backward passes spill in the load role, which walks along lists; forward
-#: passes spill if the call also has a staged bias.
+#: Kernels with a block mask. Backward passes spill in the load role, which walks along lists.
+#: Forward passes spill if the call also has a staged bias.
 BLOCK_MASK_SPILLS = {
     "sm_90-fa3-backward-bfloat16-d128-causal-block_mask-128-128-dropout-64x128": 32,
     "sm_90-fa3-backward-bfloat16-d128-causal-block_mask-64-64-64x128": 160,
@@ -28,8 +28,8 @@ BLOCK_MASK_SPILLS = {
     "-192x128": 122,
 }
 
-#: With a function of scores: forward passes if it reads a table, and backward passes if another
-#: feature or the widths need registers too.
+#: Kernels with a function of scores: forward passes if it reads a table, and backward passes if
+#: another feature or the widths need registers too.
 TEXT_SPILLS = {
     "sm_90-fa3-backward-bfloat16-d128-causal-score_mod-bfloat16-28b03568-alibi-bfloat16-1"
     "-64x128": 120,
@@ -40,7 +40,7 @@ TEXT_SPILLS = {
     "sm_90-fa3-forward-bfloat16-d256-causal-score_mod-bfloat16-8f9d8ec7-128x64": 24,
 }
 
-#: With lengths in device memory.
+#: Kernels with lengths in device memory.
 LENGTHS_SPILLS = {
     "sm_90-fa2-backward-bfloat16-d128-band-packed_lengths-ordered": 56,
     "sm_90-fa2-forward-bfloat16-d128-band-packed_lengths": 24,

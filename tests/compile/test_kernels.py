@@ -42,9 +42,9 @@ def _params() -> list[object]:
 
 
 class _Builds:
-    """Builds of kernels, each made once; ``ahead`` builds several with one thread for each core.
+    """Builds of kernels, each made once; those of ``ahead`` start now, on a thread for each core.
 
-    Processes that share the tests build only the kernels of their own tests.
+    With pytest-xdist each process builds only the kernels of its own tests.
     """
 
     def __init__(self, ahead: Iterable[str]) -> None:
@@ -67,7 +67,7 @@ def builds(request: pytest.FixtureRequest) -> _Builds:
         return _Builds(())
     given = [getattr(item, "callspec", None) for item in request.session.items]
     wanted = [spec.params.get("row") for spec in given if spec is not None]
-    names = dict.fromkeys(row for row in wanted if isinstance(row, str))  # others have their own
+    names = dict.fromkeys(row for row in wanted if isinstance(row, str))  # not other tests' rows
     return _Builds([name for name in names if name in _all_rows() or name in _rare_rows()])
 
 
@@ -141,10 +141,10 @@ def _code(ptx: str) -> str:
             "backward",
             {"ordered": 0, "kv_tiles_per_convert_block": 0},
             1,
-        ),  # counts cleared shares
+        ),  # counts tiles whose sums of dQ are cleared
         ("backward", {"ordered": 0, "zero_bytes": 512}, 1),  # with serial score tiles
-        ("backward", {"ordered": 1, "kv_tiles_per_convert_block": 0}, 2),  # and of turns
-        ("backward", {"ordered": 0, "kv_tiles_per_convert_block": 8}, 2),  # or of tiles summed
+        ("backward", {"ordered": 1, "kv_tiles_per_convert_block": 0}, 2),  # and turns to add dQ
+        ("backward", {"ordered": 0, "kv_tiles_per_convert_block": 8}, 2),  # or tiles added to dQ
         ("backward", {"ordered": 1, "kv_tiles_per_convert_block": 8}, 3),
         ("backward", {"ordered": 1, "kv_tiles_per_convert_block": 8, "parted": 1}, 3),
     ],
@@ -152,7 +152,7 @@ def _code(ptx: str) -> str:
 def test_jitter_and_an_end_to_waiting_are_compiled_in_where_they_are_asked_for(
     kernel: str, constants: dict[str, int], counters: int
 ) -> None:
-    """Every wait for an mbarrier or a counter has both: an endless wait must not hang a test."""
+    """Every wait for an mbarrier or a counter is jittered and ends in a trap, so no test hangs."""
     config = next(
         c
         for c in _all_rows().values()
@@ -161,7 +161,7 @@ def test_jitter_and_an_end_to_waiting_are_compiled_in_where_they_are_asked_for(
     )
     late = build(config, jitter=True)
     plain, tested = build(config).ptx, late.ptx
-    assert not re.search(r"C75\d\d", late.log), late.log  # products are as they were
+    assert not re.search(r"C75\d\d", late.log), late.log  # jitter serialises no product
     assert "trap;" not in plain
     assert tested.count("nanosleep") > plain.count("nanosleep")
     assert tested.count("ld.acquire.gpu") >= counters
@@ -177,14 +177,14 @@ _HOPPER = (
     "prefetch.tensormap",
     "bar.sync",
 )
-#: More instructions of the backward pass: the copy engine loads numbers of rows, and dS is
+#: More instructions of the backward pass: the copy engine loads lse and delta, and dS is
 #: transposed on its way to shared memory, where products read it.
 _BACKWARD = (
     "cp.async.bulk.shared::cluster.global",
     "stmatrix.sync.aligned.m8n8.x4.trans",
     "fence.proxy.async",
 )
-#: The instruction with which its blocks clear sums for later blocks; blocks that stay do not.
+#: Clears the sums of dQ for later blocks. Kernels with ``Config::stays`` do not have it.
 _CLEARS = "cp.async.bulk.global.shared::cta.bulk_group"
 _OLDER = ("mma.sync", "ldmatrix", "cp.async.cg", "cp.async.ca", "nanosleep")
 
@@ -200,9 +200,9 @@ def _check_hopper(config: KernelConfig, built: Built, spills: int = 0) -> None:
     assert (_CLEARS in built.ptx) == clears
     in_memory = backward and config.kernel != "backward_short"
     sums = {"red.relaxed.gpu.global.add.v4.f32"} if in_memory else set()  # of dQ, four at a time
-    sums |= {"red.release.gpu.global.add.s32"} if clears else set()  # of cleared shares
+    sums |= {"red.release.gpu.global.add.s32"} if clears else set()  # counts cleared sums
     assert set(re.findall(r"\bred\.[\w.]+", built.ptx)) == sums
-    older = {"nanosleep"} if clears else set()  # between one look at a counter and the next
+    older = {"nanosleep"} if clears else set()  # between two reads of a counter
     of_pairs = not keeps and c["operand_bytes"] == 2 and c["operand_rows"] == c["block_q"]
     older |= {"ldmatrix"} if of_pairs and not backward else set()  # for a bias
     assert {name for name in _OLDER if name in built.ptx} == older
@@ -222,7 +222,7 @@ def _check_hopper(config: KernelConfig, built: Built, spills: int = 0) -> None:
 
 
 def _columns(config: KernelConfig) -> set[int]:
-    """Columns of the products: of scores, and of their results."""
+    """The numbers of columns of the products: of scores, then of out or of gradients."""
     c = dict(config.constants)
     if config.kernel == "forward":
         return {c["block_kv"], config.head_dim_v}
@@ -246,7 +246,7 @@ def _check_instructions(config: KernelConfig, ptx: str) -> None:
     assert ("ldmatrix" in ptx) == (config.products in ("tensor_cores", "tf32"))
     kinds = {config.copies}
     if (config.generation, config.kernel) in (("fa1", "forward"), ("fa2", "backward")):
-        kinds.add(config.workspace_copies)  # of results of other tiles or kernels
+        kinds.add(config.workspace_copies)  # for what other tiles or kernels wrote
     assert ("cp.async.cg" in ptx) == ("asynchronous" in kinds)
     assert ("cp.async" in ptx) == ("asynchronous" in kinds)
     ordered = bool(dict(config.constants).get("ordered"))

@@ -1,14 +1,14 @@
 """Reports of compute-sanitizer's racecheck, and those known not to be races.
 
-The load role of FlashAttention-3's backward pass copies the next rows' numbers over those that math
-has read (``bulk_load``). A named barrier orders the two: every warp of math arrives there after its
-reads, and load waits there. Racecheck sees this order only if a warp meets no other named barrier
-between its wait for the numbers and that arrival. Some warps do, where they clear dead queries or
-exchange weights. Racecheck also reports a kernel of two dozen lines with such a barrier, and does
-not report it without the barrier. Reads in ``fa3/backward_*.cuh`` against that copy are therefore
-set aside, and so are reads of the kernel whose line the compiler has lost; no other race is.
-Planted bugs test this one order instead ("Q is loaded before the one before is read" in
-``tests/mutants/fa3_backward.py``, and similar ones).
+The load role of FlashAttention-3's backward pass copies lse and delta of the next rows over those
+that math has read (``bulk_load``). A named barrier orders the two: every warp of math arrives there
+after its reads, and load waits there. Racecheck sees this order only if a warp meets no other named
+barrier between its wait for lse and delta and that arrival. Warps that clear dead queries or
+exchange weights do meet another. Racecheck also reports a kernel of two dozen lines with such a
+barrier, and does not report it without the barrier. Reads in ``fa3/backward_*.cuh`` against that
+copy are therefore set aside, and so are reads of the kernel whose line the compiler has lost; no
+other race is. Planted bugs test this one order instead ("Q is loaded before the one before is read"
+in ``tests/mutants/fa3_backward.py``, and similar ones).
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ def test_attention_is_that_of_the_reference(cp: Any, case: CacheCase, algorithm:
 
 
 def test_a_graph_reads_lengths_when_it_runs(cp: Any) -> None:
-    """64 steps of one captured graph; each step appends at the length after the one before."""
+    """A graph of one step is replayed 64 times; each replay appends after the token before."""
     tokens, case = 64, replace(_LARGE, lengths=(0, 7), queries=1, new=1)
     built = build(case)
     raw, arrays = _on_device(cp, built)

@@ -69,7 +69,7 @@ def test_attention_is_that_of_the_reference(cp: Any, case: CacheCase, way: str) 
 
 @pytest.mark.parametrize("name", ["decode", "d64", "d256", "one-head-of-keys", "float8", "queries"])
 def test_merging_has_the_bits_of_split_keys(cp: Any, name: str) -> None:
-    """For any chunk, and for every entry alone."""
+    """Both give the same bits for every chunk, and for every entry computed alone."""
     skip_without("fa2")
     rng = np.random.default_rng(5)
     lengths = tuple(int(n) for n in rng.integers(0, 4097, 40))
@@ -84,7 +84,7 @@ def test_merging_has_the_bits_of_split_keys(cp: Any, name: str) -> None:
 
 
 def test_a_thousand_replays_have_the_same_bits(cp: Any) -> None:
-    """Of a captured step whose merge begins early, with its workspace poisoned before each."""
+    """The captured step's merge begins early; its workspace is poisoned before each replay."""
     skip_without("fa2")
     shape, rng = (4, 8192, 8, 128), cp.random.RandomState(3)
     q = rng.standard_normal((4, 1, 32, 128), dtype=cp.float32).astype(cp.float16)

@@ -18,7 +18,7 @@ from ..kit.runners import ApiRunner
 from .common import last_heads, skip_without
 
 _NAMES = ("out", "lse", "dq", "dk", "dv")
-#: The largest difference of two results, relative to the largest value: twice that from the truth.
+#: The most that two results may differ, relative to the largest value: each may err by half of it.
 APART = {"float16": 4e-3, "bfloat16": 3e-2, "float32": 4e-5, "float64": 1e-12}
 DTYPES = tuple(APART)
 

@@ -62,7 +62,7 @@ def test_attention_is_that_of_the_reference(cp: Any, case: CacheCase, algorithm:
 @pytest.mark.parametrize("slots", [16, 64, 128, 512])
 @pytest.mark.parametrize("chunk", [None, 0, 512])
 def test_pages_have_the_bits_of_one_page(cp: Any, slots: int, chunk: Any) -> None:
-    """In the same tile the order of the pages does not matter; every call is repeated."""
+    """With equal tiles the bits do not depend on the size or the order of the pages."""
     case = replace(_PAGED, slots=slots, pages=2048 // slots, lengths=(2048, 77, 1300), new=None)
     built = build(case)
     table = built.arrays["page_table"]

@@ -28,7 +28,7 @@ def _on_hopper() -> None:
 
 
 def _busy(dims: tuple[int, int], causal: bool) -> Case:
-    """Ragged, grouped, at least seven kv tiles to a q tile, and enough that blocks clear sums."""
+    """Ragged lengths, grouped heads, at least seven kv tiles; so many heads that blocks clear."""
     return Case(36, 4, 2, 300, 777, *dims, "bfloat16", causal=causal, seed=1)
 
 

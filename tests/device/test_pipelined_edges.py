@@ -28,7 +28,7 @@ def _on_hopper() -> None:
 def test_many_tiles_of_tiny_sequences(
     cp: Any, lengths: tuple[int, int], head_dim: int, causal: bool
 ) -> None:
-    """Blocks draw ten tiles or more; the last heads are compared with the truth, all with fa2."""
+    """Blocks draw ten tiles or more. All heads are compared with fa2, the last with the truth."""
     case = Case(700, 4, 2, *lengths, head_dim, head_dim, "float16", causal=causal)
     assert case.batch * case.heads_q > 10 * cp.cuda.Device().attributes["MultiProcessorCount"]
     problem = Problem(cp, case)

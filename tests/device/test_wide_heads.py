@@ -134,9 +134,10 @@ def test_float32_output(cp: Any, dtype: str, seqlen_kv: int, q_offset: int) -> N
 
 @_square_problems
 def test_keys_of_minus_infinity(cp: Any, dtype: str, seqlen_kv: int, q_offset: int) -> None:
-    """All keys of the first batch entry, and the last keys of the others, which come first.
+    """Scores are minus infinity at all keys of entry 0 and at the last 100 keys of the others.
 
-    They end within a tile, and within the half that a pair's second warp has.
+    Kernels visit the last keys first. The other keys end within a tile, in the half of the tile
+    that the second warp of a pair has.
     """
     case = _square(cp, dtype, seqlen_kv, q_offset)
     x = arrays(case, "q", "k", "v")

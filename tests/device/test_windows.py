@@ -17,7 +17,7 @@ from ..kit.problem import windows
 from ..kit.runners import ApiRunner
 from .common import Gradients, Hog, Problem, jitter, skip_without
 
-#: Windows, whether the mask is also causal, and sinks: bands, only a left side, neither.
+#: Windows ("left:right"), whether the mask is also causal, and the dtype of the sinks.
 _WINDOWS = (
     ("100:0", False, ""),
     ("511:130", False, "float32"),

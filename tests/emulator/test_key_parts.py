@@ -30,7 +30,7 @@ _KERNELS = [
 def test_against_float64(
     dims: tuple[int, int], dtype: str, ordered: bool, heads: tuple[int, int]
 ) -> None:
-    """One kv head and several; no query sees some of the keys."""
+    """One kv head, and several. The last keys are hidden from every query."""
     runner = EmulatedRunner("90", "fa3", deterministic=ordered, num_sms=1)
     case = Case(2, *heads, 150, 300, *dims, dtype, causal=True, q_offset=-40, seed=1)
     x = arrays(case, "q", "k", "v", "dout", "dlse")

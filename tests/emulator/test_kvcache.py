@@ -130,7 +130,7 @@ def test_errors_of_attention_come_before_a_cache_is_written() -> None:
 
 
 def test_what_a_batch_of_the_usual_size_refuses_comes_before_a_cache_is_written() -> None:
-    """A grid has enough blocks for the chunks of one entry, but not of eight."""
+    """A grid has enough blocks for the chunks of one entry, but not for those of eight."""
     slots, pages, columns = 2**16, 2**14 - 1, 8
     with host_cupy() as host:
         zeros = np.zeros((1, slots, 1, columns), np.float16)
@@ -140,7 +140,7 @@ def test_what_a_batch_of_the_usual_size_refuses_comes_before_a_cache_is_written(
         arrays |= {"k": host.array(ones), "v": host.array(ones)}
         arrays["cache_seqlens"] = host.array(np.zeros(1, np.int32))
         arrays["page_table"] = host.array(np.zeros((1, pages), np.int32))
-        said = "splitting keys would need 4,294,"  # 2^32 minus those of a page
+        said = "splitting keys would need 4,294,"  # 2^32 less the blocks of one page
         with pytest.raises(cuflash.UnsupportedError, match=said):
             host.call(cuflash.attention_with_kvcache, **arrays, algorithm="fa2", kv_chunk=64)
         assert not any(cache.peek().any() for cache in caches.values())

@@ -48,7 +48,7 @@ def _in_order(host: HostCupy, built: Built) -> tuple[list[Any], dict[str, Any]]:
 
 
 def _shapes(built: Built) -> dict[str, Any]:
-    """Shapes of all arrays; some with a dtype, or only a dtype."""
+    """What describes the arrays to ``prepare``: shapes, shapes with a dtype, or a dtype alone."""
     given: dict[str, Any] = {n: a.shape for n, a in {**built.arrays, **built.caches}.items()}
     if built.case.sinks:
         given |= {"sinks": (given["sinks"], "float32"), "alibi_slopes": "float32"}

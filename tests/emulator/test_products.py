@@ -14,7 +14,7 @@ pytestmark = pytest.mark.skipif(compiler() is None, reason="there is no g++ to c
 
 
 def test_every_kind_of_product_is_run() -> None:
-    """Products, depth of the instruction and rows of a fragment, from the plans of the rows."""
+    """A kind is the products, the instruction's depth and the rows of a fragment of a plan."""
     found = set()
     for row in ROWS:
         for config in row.runner.configs(row.cases()[0]):
@@ -37,7 +37,7 @@ _TF32 = [r for r in ROWS if r.algorithm == "fa2" and r.dtype == "float32" and no
 
 @pytest.mark.parametrize("row", params(*_TF32))
 def test_infinities_and_nan_come_through(row: Row) -> None:
-    """If the larger tf32 part is not finite, the small products are NaN and must not count."""
+    """If the larger tf32 part is not finite, products with the smaller part are NaN: not added."""
     case = Case(1, 2, 1, 33, 40, *row.dims, row.dtype)
     x = arrays(case, "q", "k", "v")
     x["v"][0, 3, 0, 2] = np.inf

@@ -22,7 +22,7 @@ _HALF = [r for r in ROWS if (r.algorithm, r.dtype, r.dims) == ("fa2", "float16",
 
 @pytest.mark.parametrize("row", params(*(r for r in _HALF if not r.planned)))
 def test_heads_in_groups(row: Row) -> None:
-    """Groups of three heads: of eight query heads and four kv heads the last group is smaller."""
+    """Groups of three do not divide eight query heads or four kv heads: the last is smaller."""
     case = Case(2, 4, 2, 70, 100, *row.dims, row.dtype, causal=row.causal, seed=1)
     x = arrays(case, "q", "k", "v", "dout", "dlse")
     with mock.patch.object(fa2, "head_group_of", return_value=3):

@@ -39,9 +39,9 @@ def test_against_float64(row: Row) -> None:
 
 
 def _last_query_alone(row: Row) -> Case:
-    """The last query that sees the first kv tile begins a q tile, and sees one key of the kv tile.
+    """A window whose last query of the first kv tile is the first query of a q tile.
 
-    The last query of a tile also sees one key of a warpgroup's keys.
+    That query sees one key of the kv tile.
     """
     case = Case(1, 1, 1, 64, 64, *row.dims, row.dtype, seed=3)
     block_q, block_kv = row.runner.tiles(row.windowed(case, 1, 1), "backward")
@@ -53,7 +53,7 @@ def _last_query_alone(row: Row) -> Case:
 
 
 def test_under_a_wide_window_blocks_of_rows_finish_dq() -> None:
-    """In the backward pass of narrow heads; for other problems a separate kernel converts dq."""
+    """The main kernel converts dq itself for narrow heads; otherwise a separate kernel does."""
     row = next(r for r in WINDOWED if r.algorithm == "fa3" and r.dims == (64, 64) and r.filled)
     case = Case(1, 4, 2, 150, 1300, *row.dims, row.dtype, q_offset=1100, seed=2)
     case = row.windowed(case, 1100, 100)

@@ -1,4 +1,4 @@
-"""Bugs of ALiBi, and of gradients that are sums over pairs."""
+"""Planted bugs in ALiBi, and in gradients that are sums over pairs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bugs of a bias, and of its gradient."""
+"""Planted bugs in a bias, and in its gradient."""
 
 from __future__ import annotations
 

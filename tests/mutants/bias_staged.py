@@ -1,4 +1,4 @@
-"""Bugs of a bias that the copy engine brings to FlashAttention-3, for the emulator."""
+"""Planted bugs in a bias that the copy engine brings to FlashAttention-3, for the emulator."""
 
 from __future__ import annotations
 

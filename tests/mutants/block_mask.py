@@ -1,4 +1,4 @@
-"""Bugs of a block mask."""
+"""Planted bugs in a block mask."""
 
 from __future__ import annotations
 

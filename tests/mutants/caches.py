@@ -1,4 +1,4 @@
-"""Bugs of caches: of the kernel that appends."""
+"""Planted bugs in caches: the kernel that appends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bugs of caches: of the host, which checks, places and launches."""
+"""Planted bugs in caches on the host, which checks, places and launches."""
 
 from __future__ import annotations
 

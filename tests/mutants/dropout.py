@@ -1,4 +1,4 @@
-"""Bugs of dropout, on the host and in the kernels of FlashAttention-1 and 2."""
+"""Planted bugs in dropout, on the host and in the kernels of FlashAttention-1 and 2."""
 
 from __future__ import annotations
 

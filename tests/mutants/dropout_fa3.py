@@ -1,4 +1,4 @@
-"""Bugs of dropout in the kernels of FlashAttention-3, which only the emulator runs."""
+"""Planted bugs in dropout in the kernels of FlashAttention-3, which only the emulator runs."""
 
 from __future__ import annotations
 

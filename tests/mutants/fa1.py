@@ -1,4 +1,4 @@
-"""Bugs of what the generations share, and of FlashAttention-1."""
+"""Planted bugs in what the generations share, and in FlashAttention-1."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bugs of FlashAttention-2's forward pass, and of what both of its passes share."""
+"""Planted bugs in FlashAttention-2's forward pass, and in what both of its passes share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bugs of FlashAttention-2's backward pass: its main kernel, and those before and after it."""
+"""Planted bugs in FlashAttention-2's backward pass: all of its kernels."""
 
 from __future__ import annotations
 

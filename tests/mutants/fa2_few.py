@@ -1,4 +1,4 @@
-"""Bugs of FlashAttention-2's forward pass for few queries: of the walk of its warps."""
+"""Planted bugs in FlashAttention-2's forward pass for few queries: how warps walk over keys."""
 
 from __future__ import annotations
 

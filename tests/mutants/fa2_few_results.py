@@ -1,4 +1,4 @@
-"""Bugs of FlashAttention-2's forward pass for few queries: of its results, and of the host."""
+"""Planted bugs in FlashAttention-2's forward pass for few queries: its results, and the host."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bugs of FlashAttention-2's backward pass with one stage of Q and dO, and of double precision."""
+"""Planted bugs in FlashAttention-2's backward pass: one stage of Q and dO, and float64."""
 
 from __future__ import annotations
 

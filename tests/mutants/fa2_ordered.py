@@ -1,4 +1,4 @@
-"""Bugs of FlashAttention-2's backward pass where dQ is summed in one order."""
+"""Planted bugs in FlashAttention-2's backward pass where dQ is summed in one order."""
 
 from __future__ import annotations
 

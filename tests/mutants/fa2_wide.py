@@ -1,4 +1,4 @@
-"""Bugs of FlashAttention-2's forward tiles for wide heads: pairs of warps, K and V in one stage."""
+"""Planted bugs in FlashAttention-2's wide heads: pairs of warps, K and V in one stage."""
 
 from __future__ import annotations
 

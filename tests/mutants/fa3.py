@@ -1,4 +1,4 @@
-"""Bugs of FlashAttention-3, for a GPU of compute capability 9.0 and for the emulator.
+"""Planted bugs in FlashAttention-3, for a GPU of compute capability 9.0 and for the emulator.
 
 ``test`` names the list of problems in ``hopper_problems`` that must kill a bug. The comment beside
 a bug says why it is wrong and not only slow. These edits are not here, because results stay right:

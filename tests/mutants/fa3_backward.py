@@ -1,4 +1,4 @@
-"""Bugs of FlashAttention-3's backward pass; see ``fa3``.
+"""Planted bugs in FlashAttention-3's backward pass; see ``fa3``.
 
 Two kinds of bugs are missing here. ``fa3_order`` has missing fences and some missing waits for
 products. Other waits may be missing without effect, because their condition holds a step or two

@@ -1,8 +1,8 @@
-"""Bugs of the sums of dQ that blocks of the backward pass clear for later blocks; see ``hopper``.
+"""Planted bugs in how blocks of the backward pass clear sums of dQ for later blocks.
 
-Blocks clear sums only where there are many tiles. Only in ``MANY_HEADS`` can cleared sums come too
-late: there a block clears megabytes, while queries see hardly any key. Sums that are not cleared
-hold those of the pass before.
+See ``hopper``. Blocks clear sums only where there are many tiles. Only in ``MANY_HEADS`` can
+cleared sums come too late: there a block clears megabytes, while queries see hardly any key. Sums
+that are not cleared hold those of the pass before.
 
 ``fa3_order`` has the fences between zeros that threads wrote and copies that read them, the fences
 between copies and additions, and the wait for the copies. All are a matter of nanoseconds to a

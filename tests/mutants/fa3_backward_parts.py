@@ -1,4 +1,4 @@
-"""Bugs of gradients in parts, where several blocks share a kv tile; see ``hopper``."""
+"""Planted bugs in gradients in parts, where several blocks share a kv tile; see ``hopper``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bugs of the blocks of rows of FlashAttention-3's backward pass; see ``hopper``.
+"""Planted bugs in the blocks of rows of FlashAttention-3's backward pass; see ``hopper``.
 
 ``GRADIENTS`` runs few tiles at once, so blocks that finish rows begin while other blocks multiply.
 

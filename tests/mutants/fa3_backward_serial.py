@@ -1,8 +1,8 @@
-"""Bugs of two tiles of FlashAttention-3's backward pass; see ``hopper``.
+"""Planted bugs in two tiles of FlashAttention-3's backward pass; see ``hopper``.
 
-One has 192 columns with 128 of V: a warpgroup computes one tile of scores after the other, and dK
-reads dS from shared memory. The other has 96 columns: each half of K has a panel that it does not
-fill.
+One is for head_dim 192 with head_dim_v 128: a warpgroup computes one tile of scores after the
+other, and dK reads dS from shared memory. The other is for head_dim 96: each half of K has a panel
+that it does not fill.
 
 These edits are not here, because results stay right:
 

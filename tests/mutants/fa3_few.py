@@ -1,4 +1,4 @@
-"""Bugs of FlashAttention-3's backward pass for few queries."""
+"""Planted bugs in FlashAttention-3's backward pass for few queries."""
 
 from __future__ import annotations
 

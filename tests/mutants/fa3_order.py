@@ -1,9 +1,9 @@
-"""Bugs of FlashAttention-3's order between units of a GPU, which only the emulator shows for sure.
+"""Planted bugs in the order of FlashAttention-3's products, copies and threads.
 
 Products of a warpgroup and the copy engine run beside the threads, and see numbers that threads
 wrote only after a fence. On a GPU a missing wait or fence is a matter of nanoseconds, and most runs
-are right all the same. The emulator runs products and copies as late as it may, and hides from them
-what is not fenced.
+are right all the same. The emulator runs products and copies as late as it may and hides from them
+what is not fenced, so only the emulator shows these bugs for sure.
 
 Two edits are not here. With shared keys, a missing wait for the stage of dS has no effect, because
 the exchange of weights implies it. The emulator does not know the fences after the initialisation

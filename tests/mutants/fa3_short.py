@@ -1,4 +1,4 @@
-"""Bugs of FlashAttention-3's backward pass for short heads."""
+"""Planted bugs in FlashAttention-3's backward pass for short heads."""
 
 from __future__ import annotations
 

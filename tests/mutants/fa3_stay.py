@@ -1,4 +1,4 @@
-"""Bugs of blocks of FlashAttention-3's backward pass that go through several kv tiles."""
+"""Planted bugs in blocks of FlashAttention-3's backward pass that go through several kv tiles."""
 
 from __future__ import annotations
 

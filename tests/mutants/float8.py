@@ -1,4 +1,4 @@
-"""Bugs of float8 caches: of their kernel code, and of the host."""
+"""Planted bugs in float8 caches: in kernel code, and on the host."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _UNIT = "tests/unit/test_float8_arguments.py::test_"
 
 
 def _bug(name: str, file: str, find: str, replace: str, case: str) -> Bug:
-    """A bug that a case of the reference kills, or another test of the emulator."""
+    """A bug killed by a case of the comparison with the reference, or by another emulator test."""
     test = f"attention_is_that_of_the_reference[{case}]" if "_" not in case else case
     if file.startswith("cuflash/"):
         return Bug(f"float8: {name}", file, find, replace, f"tests/emulator/{_FILE}{test}")

@@ -1,4 +1,4 @@
-"""Bugs of the host code."""
+"""Planted bugs in the host code."""
 
 from __future__ import annotations
 

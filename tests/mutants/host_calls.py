@@ -1,4 +1,4 @@
-"""Bugs of the path of a call: its signature, what is copied, where it is launched."""
+"""Planted bugs in the path of a call: its signature, what is copied, where it is launched."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bugs of calls with caches in computations of JAX."""
+"""Planted bugs in calls with caches in computations of JAX."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bugs of the launches that a compiled computation of JAX makes without Python."""
+"""Planted bugs in the launches that a compiled computation of JAX makes without Python."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bugs of split keys and packed groups: in chunks, in merging, and in plans."""
+"""Planted bugs in split keys and packed groups: in chunks, in merging, and in plans."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bugs of used lengths and of packed sequences on the host."""
+"""Planted bugs in used lengths and packed sequences, on the host."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bugs of a boolean mask, on the host."""
+"""Planted bugs in a boolean mask, on the host."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bugs of the tiled NumPy backend and of JAX, chosen by a reader of the code alone."""
+"""Planted bugs in the tiled NumPy backend and in JAX, chosen by a reader of the code alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bugs of the device code, chosen by a reader of the code alone."""
+"""Planted bugs in the device code, chosen by a reader of the code alone."""
 
 from __future__ import annotations
 

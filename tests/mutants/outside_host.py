@@ -1,4 +1,4 @@
-"""Bugs of the host path and of planning, chosen by a reader of the code alone."""
+"""Planted bugs in the host path and in planning, chosen by a reader of the code alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bugs of packed sequences in the kernels of FlashAttention-3; only the emulator runs them."""
+"""Planted bugs in packed sequences in FlashAttention-3; only the emulator runs them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bugs of packed sequences in device code: of rows of sequences that follow one another."""
+"""Planted bugs in packed sequences, in device code: rows of the sequence before or after."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _TO_THE_END = "c.params.shape.seqlen_q - static_cast<int>(c.seq.q_row0)"
 
 
 def packed_bug(name: str, file: str, find: str, replace: str, of: str, emulated: str = "") -> Bug:
-    """A bug that a row of the kit kills, or another test of the emulator."""
+    """A bug killed by a row of the comparison with the reference, or by another emulator test."""
     algorithm, dtype = _ROWS[of].split("-")[:2]
     runner = {"fa3": "auto"}.get(algorithm, algorithm)
     mask = next((m for m in ("causal", "window") if m in _ROWS[of]), "")

@@ -1,4 +1,4 @@
-"""Bugs of the list of packed sequences' tiles, and of the code that reads it."""
+"""Planted bugs in the list of packed sequences' tiles, and in the code that reads it."""
 
 from __future__ import annotations
 

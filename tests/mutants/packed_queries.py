@@ -1,4 +1,4 @@
-"""Bugs of packed queries over caches: of their kernel code, and of the host."""
+"""Planted bugs in packed queries over caches: in kernel code, and on the host."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bugs of keys in pages: of their kernel code, and of the host."""
+"""Bugs in caches of pages and in padding: in kernel code, and on the host."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bugs of the products of float32 and float64 on the tensor cores."""
+"""Planted bugs in the products of float32 and float64 on the tensor cores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bugs of functions of scores: of device code."""
+"""Planted bugs in functions of scores, in device code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bugs of functions of scores on the host: checks, compilation, NumPy and JAX."""
+"""Planted bugs in functions of scores on the host: checks, compilation, NumPy and JAX."""
 
 from __future__ import annotations
 

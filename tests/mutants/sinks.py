@@ -1,4 +1,4 @@
-"""Bugs of attention sinks."""
+"""Planted bugs in attention sinks."""
 
 from __future__ import annotations
 

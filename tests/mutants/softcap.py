@@ -1,4 +1,4 @@
-"""Bugs of soft caps, and of slopes of scores in general."""
+"""Bugs in soft caps, and in the derivatives ("slopes") that any change of scores has."""
 
 from __future__ import annotations
 

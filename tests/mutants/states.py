@@ -1,4 +1,4 @@
-"""Bugs of states of rows, which resumed calls merge."""
+"""Planted bugs in states of rows, which resumed calls merge."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bugs of the interfaces by which features change scores; tests/tenant kills them."""
+"""Planted bugs in the interfaces by which features change scores; tests/tenant kills them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bugs of used lengths in device code: of batch entries that do not use all rows."""
+"""Planted bugs in used lengths, in device code: batch entries that do not use all rows."""
 
 from __future__ import annotations
 

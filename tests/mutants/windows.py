@@ -1,4 +1,4 @@
-"""Bugs of windows: masks that have a first key."""
+"""Planted bugs in windows: masks that have a first key."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def _shape(layout: str, rows: int) -> tuple[int, ...]:
 def test_any_split_of_the_keys_is_merged(
     library: str, split: Any, layout: Any, dtype: str, scale: float, seed: int
 ) -> None:
-    """Some rows see no key of a part, or no key at all; the truth is the whole in a wider dtype."""
+    """Some rows see no key of a part, or none at all. The truth has all keys and a wider dtype."""
     xp = pytest.importorskip(library)
     if library != "numpy" and dtype == "float64":
         dtype = "float32"  # JAX's default
@@ -57,7 +57,7 @@ def test_any_split_of_the_keys_is_merged(
     mask = rng.random((_SIZES["s"], keys)) < 0.5
     mask[0] = False  # a row that sees no key of any part
     along = layout.index("s")
-    # Wider than the parts: with large scores the roundings of products would show in float64.
+    # The truth is wider than the parts: with large scores float64 would round visibly.
     wide: Any = np.longdouble if dtype == "float64" else np.float64
     call: dict[str, Any] = {"layout": layout, "scale": scale, "dtype": wide}
     outs, lses = [], []
@@ -76,7 +76,7 @@ def test_any_split_of_the_keys_is_merged(
     assert merged.dtype == kind
     assert lse.dtype == lses[0].dtype
     assert lse.shape == truth_lse.shape
-    # Roundings: every part and their sum; lse of every part, as weights use it.
+    # Rounded are every part, their sum, and the lse of every part, from which its weight comes.
     live, largest = np.isfinite(truth_lse), np.abs(v).max()
     units = limits.OPERATIONS + np.abs(truth_lse[live]).max(initial=0)
     of_lse = 2 * limits.UNIT[lse.dtype.name] * units

@@ -93,7 +93,7 @@ def test_a_sink_of_minus_infinity_is_none(runner: ApiRunner, dtype: str, window:
 @pytest.mark.parametrize("runner", runners())
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 def test_rows_that_see_no_key_are_their_sink(runner: ApiRunner, dtype: str) -> None:
-    """Of such a row's numbers only dlse has an effect: on the gradient of the sink."""
+    """The numbers of such a row have no effect, except dlse, which the sink's gradient needs."""
     case = Case(2, 4, 2, 260, 90, dtype=dtype, window="20:3", q_offset=-70, seed=2)
     case = replace(case, sinks=_dtypes(dtype)[-1])
     dead, x, runner = case.visible() == 0, _inputs(case), ordered(runner)

@@ -165,7 +165,7 @@ def test_lengths_of_all_rows_are_none(runner: ApiRunner, dtype: str) -> None:
 @_of_runners
 @_of_dtypes
 def test_lengths_of_no_rows_leave_nothing(runner: ApiRunner, dtype: str) -> None:
-    """Without queries not even a sink; without keys the sink alone."""
+    """Without queries nothing is left; without keys, only the sink's lse and gradient."""
     case = Case(2, 4, 2, 150, 200, dtype=dtype, sinks=_statistics(dtype), bias="qk", seed=2)
     for used in ("0,-7/", "0,-7/-1,0"):
         found = _results(runner, replace(case, used=used), inputs(case))

@@ -15,7 +15,7 @@ __all__ = ["DTYPES", "Array", "TenantCall", "both_passes", "judge"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-#: And how far results may be from float64, in parts of a tensor's largest number.
+#: The NumPy type, and the error allowed, as a fraction of a tensor's largest number.
 DTYPES: dict[str, tuple[Any, float]] = {
     "float16": (np.float16, 4e-3),
     "bfloat16": (ml_dtypes.bfloat16, 3e-2),
@@ -54,7 +54,7 @@ class TenantCall:
         return {name: value for name, value in every.items() if value is not None}
 
     def inputs(self) -> dict[str, Array]:
-        """The arrays: q, k, v, then those of features."""
+        """The arrays q, k and v, then the arrays of the features."""
         rng = np.random.default_rng(self.seed)
         kv = (self.batch, self.seqlen_kv, self.heads_kv, self.head_dim)
         x = {"q": self._like_q(rng), "k": rng.standard_normal(kv), "v": rng.standard_normal(kv)}
@@ -103,7 +103,7 @@ class TenantCall:
         return seen
 
     def without(self, *names: str) -> TenantCall:
-        """The same without some of the features."""
+        """The same call without some of its features."""
         plain: dict[str, Any] = {"parity": None, "tilt": None, "window": None, "sinks": False}
         plain["softcap"] = None
         return replace(self, **{name: plain[name] for name in names})
@@ -130,7 +130,7 @@ def both_passes(
 
 
 def judge(given: TenantCall) -> dict[str, Array]:
-    """The same with the whole matrix, in float64; the contents of dead queries are not read."""
+    """The same results in float64, from the whole matrix of scores; ``dead`` is ignored."""
     given = replace(given, dead=None)
     x = {name: array.astype(np.float64) for name, array in given.inputs().items()}
     dout, dlse = (array.astype(np.float64) for array in given.cotangents())

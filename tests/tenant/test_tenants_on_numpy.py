@@ -79,7 +79,7 @@ def test_any_call_against_float64(
 @pytest.mark.parametrize("algorithm", ["fa1", "fa2"])
 @pytest.mark.parametrize("q_offset", [None, 0, -20])
 def test_many_rows(algorithm: str, q_offset: int | None) -> None:
-    """Enough rows for measured scores, which need no maximum; terms that would overflow one."""
+    """With so many rows, plain calls bound their scores and take no maxima. Terms need maxima."""
     one = TenantCall(seqlen_q=300, seqlen_kv=301, causal=True, parity=1, tilt=-9.0, sinks=True)
     _check(replace(one, dtype="float64", q_offset=q_offset), algorithm=algorithm)
     _check(replace(one, dtype="float64", q_offset=q_offset).without("sinks"), algorithm=algorithm)
@@ -93,7 +93,7 @@ def test_few_queries_of_many_keys() -> None:
 
 @pytest.mark.parametrize("heads_kv", [1, 2, 4])
 def test_batches_and_heads_that_are_computed_apart(heads_kv: int) -> None:
-    """Every entry and head has the position of the call, whatever a task holds of them."""
+    """Terms get the numbers of entries and heads in the call, not those within a task."""
     one = TenantCall(3, 4, heads_kv, 700, 700, tilt=0.01, parity=1)
     whole = _check(one)
     x = one.inputs()
@@ -116,7 +116,7 @@ def test_rows_that_a_term_hides_may_hold_anything(algorithm: str, dead: float) -
 @pytest.mark.parametrize("sinks", [False, True])
 @pytest.mark.parametrize("algorithm", ["fa1", "fa2"])
 def test_keys_with_a_common_part(algorithm: str, sinks: bool) -> None:
-    """Terms join the log-sum-exp without the common part: dq is as near as without terms."""
+    """The part that all keys share stays out of the log-sum-exp, so dq is exact with terms too."""
     one = TenantCall(seqlen_q=60, seqlen_kv=70, shift=3e3, parity=0, tilt=0.1, sinks=sinks)
     for call_of in (one, one.without("parity"), one.without("tilt")):
         truth = judge(call_of)["dq"]

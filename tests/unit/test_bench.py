@@ -61,7 +61,7 @@ KEYS = [
     "worst_ratio",
 ]
 
-#: The position of the column after which rows of calls on rotated copies have bytes per second.
+#: Rows that are timed on rotated copies have a column of bytes per second after this one.
 RATE = KEYS.index("tflops")
 
 

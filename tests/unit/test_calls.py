@@ -19,7 +19,7 @@ from .fake_device import ADDRESS, FakeDevice, device_array, fake_device
 
 __all__ = ["decided", "fake_device"]
 
-#: Tiles are those that take all lengths.
+#: Gradients of FlashAttention-3 take only the tiles that fit all lengths.
 pytestmark = pytest.mark.usefixtures("any_lengths")
 
 

@@ -22,7 +22,7 @@ from ..emulator.host_cupy import host_cupy
 from .call_recipes import MATTERS_NOT, PASSES, RECIPES, arguments_of, beside, made
 from .told_calls import Teller, no_kernel
 
-#: Tiles are those that take all lengths.
+#: Gradients of FlashAttention-3 take only the tiles that fit all lengths.
 pytestmark = pytest.mark.usefixtures("any_lengths")
 
 _ARGUMENTS = [(pass_, name) for pass_ in PASSES for name in arguments_of(pass_)]

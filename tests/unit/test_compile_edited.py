@@ -245,7 +245,7 @@ def test_kernels_that_are_there_already_look_at_every_file_once(
 def test_cupy_writes_its_log_after_compiling_and_before_storing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """With CuPy itself and NVRTC: an exception in the log passes through, and nothing is stored."""
+    """CuPy and NVRTC run for real. If writing the log raises, so does CuPy, and stores nothing."""
     compiler = pytest.importorskip("cupy.cuda.compiler", reason="CuPy is not installed")
     events: list[str] = []
     stored: dict[str, bytes] = {}

@@ -33,8 +33,8 @@ def _buffer(shape: tuple[int, ...], dtype: Any, address: int) -> Any:
     return SimpleNamespace(shape=shape, dtype=dtype, address=address)
 
 
-#: The sizes of the two mapped axes and the batch of a bias, if q has (3, 2, 2); the parameters
-#: ``entries`` and ``own_entries`` of the bias; the entries of its gradient.
+#: The sizes of a bias along the two mapped axes and the batch, where q has (3, 2, 2); the
+#: parameters ``entries`` and ``own_entries`` of the bias; the number of entries of its gradient.
 PATTERNS = [
     ((3, 2, 2), (1, 12), 12),
     ((1, 1, 1), (1, 1), 6),

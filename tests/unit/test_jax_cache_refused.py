@@ -34,7 +34,7 @@ _TABLES = {"rotary_cos": _zeros(16, 4), "rotary_sin": _zeros(16, 4)}
 
 
 def test_the_arguments_are_those_of_the_library() -> None:
-    """But for what it returns, a backend, which JAX chooses, the dtype of bytes, packed queries."""
+    """Except destinations, ``overflow``, ``backend``, ``cache_dtype`` and packed queries."""
     theirs = inspect.signature(cuflash.attention_with_kvcache).parameters
     mine = inspect.signature(attention_with_kvcache).parameters
     others = ("overflow", "out", "lse_out", "backend", "cache_dtype")

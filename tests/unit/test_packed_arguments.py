@@ -147,7 +147,7 @@ def test_a_dtype_alone_does_not_say_how_many_there_are(
 
 
 def test_sequences_that_no_workspace_could_number_are_refused() -> None:
-    """In whole tiles, their rows would be more than 32 bits can count."""
+    """Padded to whole tiles, the sequences would have more rows than 32 bits can count."""
     shapes: dict[str, Any] = {"q": (9, 4, 64), "k": (9, 4, 64), "v": (9, 4, 64)}
     shapes |= {"layout": "shd", "dtype": "float16", "backend": "numpy"}
     for count, fits in ((MAX_SEQLEN // 127 - 2, True), (MAX_SEQLEN // 127 + 2, False)):

@@ -99,7 +99,7 @@ def test_no_query_at_all() -> None:
 
 
 def _plan(batch: int, total: int, most: int | None, capacity: int, **options: Any) -> Plan:
-    """Of packed queries; without ``most`` of ``total`` queries of every entry."""
+    """The plan of ``total`` packed queries, or without ``most`` of ``total`` in every entry."""
 
     def spec(*shape: int, dtype: str = "bfloat16") -> TensorSpec:
         size = {"bfloat16": 2, "int32": 4}[dtype]
@@ -116,7 +116,7 @@ def _plan(batch: int, total: int, most: int | None, capacity: int, **options: An
 
 
 def _without_room(tile: Any) -> Any:
-    """The tile without the number of rows that results are kept of, which changes no bit."""
+    """The tile without its memory for results, whose size changes no bit of them."""
     return replace(tile, result_rows=0, num_slots=0) if isinstance(tile, Fa2FewTile) else tile
 
 
@@ -129,7 +129,7 @@ _OPTIONS = {"causal": {"causal": True}, "full": {}, "window": {"window_size": (1
 def test_tile_and_chunk_are_those_of_an_unpacked_call(
     most: int, capacity: int, options: Any
 ) -> None:
-    """Of as many queries as an entry has at most, whatever the batch and the queries of all."""
+    """An unpacked call has ``most`` queries in every entry. Batch and total change nothing."""
     unpacked = _plan(8, most, None, capacity, **options)
     for batch, total in ((1, 1), (1, most), (5, most + 4), (64, most + 100), (64, 64 * most)):
         packed = _plan(batch, total, most, capacity, **options)
@@ -143,7 +143,7 @@ def test_tile_and_chunk_are_those_of_an_unpacked_call(
 
 
 def test_rows_of_many_chunks_are_merged_as_those_of_an_unpacked_call() -> None:
-    """Warps share a row, or have one each: sums differ in their last bits."""
+    """Whether warps share a row changes the last bits of its sum, so both calls must agree."""
     for most, share in ((4, 0), (17, 1), (300, 0)):
         unpacked = _plan(8, most, None, 16384, kv_chunk=1024).launches[-1].config
         for batch, total in ((1, 1), (64, 64 * most)):
@@ -153,7 +153,7 @@ def test_rows_of_many_chunks_are_merged_as_those_of_an_unpacked_call() -> None:
 
 
 def test_a_maximum_beyond_all_rows_gives_a_plan() -> None:
-    """The most queries of an entry may be many more than there are rows: no plan has as many."""
+    """``max_seqlen_q`` may be far above the number of queries; plans cap it."""
     assert _plan(3, 7, 2**30 - 4096, 8192).tile == _plan(3, 7, 2**17, 8192).tile
 
 

@@ -77,7 +77,7 @@ def test_blocks_stay_only_without_slopes(slopes: tuple[int, ...] | None) -> None
     [((64, 64), True), ((192, 128), True), ((192, 192), False), ((256, 8), False)],
 )
 def test_fa3_leaves_wide_heads_with_a_softcap_to_fa2(dims: tuple[int, int], served: bool) -> None:
-    """In wide heads, warpgroups of fa3 do not exchange both P and P times the cap's slopes."""
+    """In wide heads, warpgroups of fa3 exchange P alone, not also P times the cap's derivative."""
     of = {"head_dim": dims[0], "head_dim_v": dims[1]}
     assert plan(_problem((4,), **of), LIMITS["90"]).algorithm == "fa3"
     capped = _problem((4,), softcap=8.0, **of)

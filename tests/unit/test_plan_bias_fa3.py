@@ -87,7 +87,7 @@ def test_tiles_of_pairs_are_whole_panels_that_come_ahead(seqlen: int, dtype: str
 @pytest.mark.parametrize("algorithm", ["fa2", "fa3"])
 @pytest.mark.parametrize("mask", ["full", "causal"])
 def test_entries_that_share_pairs_come_together(algorithm: Any, mask: str) -> None:
-    """In the forward pass, the head group is then a multiple of the number of entries."""
+    """The head group of the forward pass is then a multiple of the number of entries."""
     every = {"operation": "forward", "wrt": (), "mask": mask, "batch": 5, "heads_q": 8}
     shapes = {(1, 8, ROWS, KEYS): 1, (1, 1, ROWS, KEYS): 1, (5, 8, ROWS, KEYS): 0}
     shapes |= {(1, 8, 1, KEYS): 0, (1, 8, ROWS, 1): 0}

@@ -20,7 +20,7 @@ from .fake_device import ADDRESS, FakeDevice, fake_device
 
 __all__ = ["fake_device"]
 
-#: Tiles are those that take all lengths.
+#: Gradients of FlashAttention-3 take only the tiles that fit all lengths.
 pytestmark = pytest.mark.usefixtures("any_lengths")
 
 _Q, _KV = (2, 24, 4, 64), (2, 32, 2, 64)

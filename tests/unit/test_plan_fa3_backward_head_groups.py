@@ -1,4 +1,4 @@
-"""How many heads of FlashAttention-3's backward pass come together."""
+"""How many kv heads FlashAttention-3's backward pass runs together: the head group."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("whole_groups")
 
 
 def _head_group(**changes: Any) -> tuple[int, int]:
-    """The number of kv heads that run together, and of all kv heads."""
+    """The number of kv heads in a head group, and the number of all kv heads."""
     wanted = of_gradients(**changes)
     launch = main_of(planned(wanted))
     return dict(launch.arguments)["head_group"], wanted.batch * wanted.heads_kv

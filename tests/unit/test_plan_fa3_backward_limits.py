@@ -25,7 +25,7 @@ def test_shared_memory_of_the_narrow_tile() -> None:
     scores = 2 * 128 * 128 * 2  # dS: stages, queries, keys, bytes
     staging = 8 * 16 * 64 * 2  # warps, rows, columns, bytes
     rows = 2 * 2 * 128 * 4  # lse and delta: stages, rows, bytes
-    # Of K and V; of Q and dO; full and empty ones of dS; of cleared sums; of turns.
+    # Barriers for K and V, Q and dO, dS (full and empty), cleared sums, and turns.
     barriers = 2 + 2 * 2 + 2 * 2 + 1 + 6
     assert staging == 16 << 10
     assert kv + rings + scores + staging + rows + 8 * barriers == 182_408
@@ -47,7 +47,7 @@ def test_shared_memory_where_warpgroups_share_keys() -> None:
     scores, staging, rows = 2 * 64 * 64 * 2, 8 * 16 * 64 * 2, 2 * 2 * 64 * 4
     for width, whole in ((256, 232_448), (192, 183_296)):
         tiles = (64 + 2 * 64) * 2 * width * 2  # K and Q in two stages, V and dO
-        used = tiles + scores + staging + rows + _rounded(8 * 17, 128) + 1024  # of zeros
+        used = tiles + scores + staging + rows + _rounded(8 * 17, 128) + 1024  # zeros
         assert whole - 1024 < used <= whole
         assert planned(of_gradients(width=width)).tile.footprint.shared_bytes == whole
 
@@ -71,8 +71,8 @@ def test_shared_memory_where_each_half_of_k_begins_a_panel() -> None:
 def test_barriers_lse_and_delta_have_their_bytes(block_q: int, stages: int, beyond: int) -> None:
     """The rings are so deep that the last barrier begins a KiB or nearly fills one.
 
-    With other depths, rounding to a KiB would hide an error. Each of the four notes of listed steps
-    is twice as large as a barrier.
+    With other depths, rounding to a KiB would hide an error. The four records of listed steps take
+    the memory of two barriers each.
     """
     fixed = 2 * 128 * 64 * 2 + 2 * block_q * 128 * 2 + (16 << 10)  # K and V, dS, staging
     of_stage = 2 * block_q * 64 * 2 + 2 * block_q * 4  # Q and dO, lse and delta
@@ -128,7 +128,8 @@ def test_a_row_fits_and_its_registers_move_within_what_the_block_has(row: Backwa
         "num_stages": row.num_stages,
     }
     assert (constants["score_stages"], constants["fragment_rows"]) == (2, 16)
-    # A block that converts sums has 16 rows of 64 columns for each warp, and notes of its work.
+    # A block that converts sums has 16 rows of 64 columns for each warp, and three words for each
+    # of its kv tiles.
     rows = footprint.threads // 32 * 16 * 64 * 2 + row.kv_tiles_per_convert_block * 3 * 4
     assert constants["kv_tiles_per_convert_block"] == row.kv_tiles_per_convert_block
     assert rows <= footprint.shared_bytes

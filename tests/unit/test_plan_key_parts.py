@@ -23,7 +23,7 @@ from .test_plan_fa3_backward import main_of, of_gradients
 
 __all__ = ["fake_device"]
 
-#: Tiles are those that take all lengths.
+#: Gradients of FlashAttention-3 take only the tiles that fit all lengths.
 pytestmark = pytest.mark.usefixtures("any_lengths")
 
 

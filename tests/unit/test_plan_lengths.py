@@ -91,7 +91,7 @@ def _converts_inside(problem: AttentionProblem) -> bool:
 def test_sums_of_about_as_many_queries_as_keys_are_converted_inside(
     queries: int, keys: int, inside: bool
 ) -> None:
-    """In heads of 33 to 64. Heads that share keys leave the other tiles out."""
+    """This holds for head_dim 33 to 64. Query heads share keys, which rules other tiles out."""
     for width in (40, 64):
         assert _converts_inside(_problem(width, queries, keys, heads_kv=2)) == inside
     assert not _converts_inside(_problem(32, queries, keys, heads_kv=2))

@@ -18,7 +18,7 @@ from cuflash.planning.tiles.fa3 import Fa3ForwardTile
 from ..architectures import LIMITS
 from .bias_case import BATCH, FORMS, HEADS, KEYS, ROWS, kernel_of, kernels_of, shape_of
 
-#: Tiles are those that take all lengths.
+#: Gradients of FlashAttention-3 take only the tiles that fit all lengths.
 pytestmark = pytest.mark.usefixtures("any_lengths")
 
 _WIDTHS = [(64, 64), (96, 96), (128, 128), (192, 128), (192, 192), (256, 256)]

@@ -88,7 +88,7 @@ def test_what_a_head_or_a_row_has_for_itself_is_not_packed(name: str) -> None:
 
 @pytest.mark.parametrize("algorithm", ["fa2", "fa3"])
 def test_a_tile_has_the_rows_of_a_group(algorithm: Any) -> None:
-    """With one query, keys are then read once for each kv head and each tile of query heads."""
+    """With one query, each tile of a group's query heads reads the keys of its kv head once."""
     for group in (2, 3, 64, 65, 200):
         problem = replace(ONE, heads_q=2 * group, heads_kv=2)
         chosen = plan(problem, H200, algorithm=algorithm, kv_chunk=0)

@@ -1,6 +1,6 @@
 """The order in which blocks of FlashAttention-3's backward pass clear, multiply and finish.
 
-The computation of a block from its number is repeated here, only from the launch's numbers, as in
+What a block does is computed here again from its number and the launch's parameters, as in
 ``cuda_src/fa3/backward_clear.cuh`` (``clear_role``), ``cuda_src/fa3/backward_rows.cuh``
 (``BlockPlace``) and ``cuda_src/tile/schedule.cuh``.
 """
@@ -24,7 +24,7 @@ from cuflash.planning.tiles import fa3
 from .test_plan_fa3 import HOPPER, planned
 from .test_plan_fa3_backward import main_of, of_gradients
 
-#: Tiles are those that take all lengths.
+#: Gradients of FlashAttention-3 take only the tiles that fit all lengths.
 pytestmark = pytest.mark.usefixtures("any_lengths")
 
 #: Blocks per multiprocessor between a block that clears or adds and a block that needs the result.
@@ -271,7 +271,7 @@ def test_every_counter_has_a_place_and_is_cleared(problem: AttentionProblem, num
     before, turns = chosen.launches[0], {b.name: b.nbytes for b in chosen.workspace}["turns"]
     cleared = dict(before.config.constants)["turns"]
     of_block = 128 // chosen.tile.block_q * problem.deterministic
-    assert cleared == 2 + of_block  # for any lengths, because it is compiled
+    assert cleared == 2 + of_block  # whatever the lengths: it is part of the compiled kernel
     assert turns == 4 * before.grid * cleared
     seen = dict(chosen.launches[1].arguments).get("heads_kv", problem.heads_kv)
     counters = 2 * problem.batch * seen

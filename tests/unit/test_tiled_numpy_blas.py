@@ -15,7 +15,7 @@ from .test_tiled_numpy_threads import blas_threads
 
 @pytest.mark.parametrize("last", ["first", "second"])
 def test_the_last_call_to_end_restores_blas_in_any_thread(last: str) -> None:
-    """Two calls overlap, of two threads that live on."""
+    """The calls of two threads overlap; both threads outlive their calls."""
     forget_control()
     with ThreadPoolExecutor(1) as other, threadpool_limits(8, user_api="blas"):
         forget_control()  # of this thread's limit

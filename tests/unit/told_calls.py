@@ -1,4 +1,4 @@
-"""The actions of a public function on the device, without addresses; nothing is computed."""
+"""Records what a public function does on the device, without addresses; computes nothing."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Told = tuple[Any, ...]
 
 
 def no_kernel(config: Any) -> Callable[..., None]:
-    """Replaces a compiled kernel, and does nothing."""
+    """A stand-in for a compiled kernel; it does nothing."""
     return lambda *numbers: None
 
 
@@ -41,7 +41,7 @@ class Teller:
         names = self._names(arguments)
         try:
             results = self.host.call(function, **arguments)
-        except Exception as error:  # the library's own, or one of the audit's
+        except Exception as error:  # a refusal, or a failure of the audit
             if isinstance(error, AssertionError):
                 raise
             return ("refused", type(error).__name__, re.sub(r"0x\w+", "there", str(error)))
