@@ -28,6 +28,8 @@ PAGES: Mapping[str, tuple[str, ...]] = {
         "windows",
         "windows-backward",
         "few",
+        "flash3-grid",
+        "flash3-models",
         "flash3",
     ),
     "docs/results/earlier-generations.md": (

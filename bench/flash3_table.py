@@ -7,21 +7,59 @@ from statistics import geometric_mean
 
 from .lines import hidden_by
 from .markdown import table
-from .stored import Row, latest, load
+from .stored import Row, latest, load, of_set
 
-__all__ = ["render"]
+__all__ = ["GRID", "MODELS", "point_of", "ratios", "render", "render_sets"]
 
 _OURS = "cuflash"
+#: Sets of cases without features, each timed in a run of its own.
+GRID, MODELS = ("fa3", "fa3-backward"), ("models", "models-backward")
+
+#: Pass, head_dim, seqlen and whether the mask is causal: a point of the grid.
+Point = tuple[str, int, int, bool]
 
 
 def render(packed: bool = False) -> str:
     """A line for each case of the last run, and the mean of each pass; empty without rows.
 
-    Packed sequences and other cases have separate runs; ``packed`` selects one of the two.
+    Packed sequences and windows have separate runs; ``packed`` selects one of the two.
     """
-    stored = load("nvidia-h200-flash3.json")
-    rows = latest([row for row in stored if ("lengths" in row["options"]) == packed])
-    compared = [row for row in rows if row["impl"] == _OURS and row["ratio"]]
+    option = "lengths" if packed else "window_size"
+    stored = _stored()
+    runs = {row["run"] for row in stored if option in row["options"]}
+    return _render(latest([row for row in stored if row["run"] in runs]))
+
+
+def render_sets(sets: Sequence[str]) -> str:
+    """The same for sets of cases without features."""
+    return _render(_rows_of(sets))
+
+
+def ratios() -> dict[Point, float]:
+    """Our speed relative to FlashAttention-3's at the points of the grid."""
+    return {point_of(row): row["ratio"] for row in _rows_of(GRID) if row["ratio"] and _ours(row)}
+
+
+def point_of(row: Row) -> Point:
+    """The point of the grid that a row belongs to."""
+    return row["op"], row["head_dim"], row["seqlen_q"], row["causal"]
+
+
+def _stored() -> list[Row]:
+    return load("nvidia-h200-flash3.json")
+
+
+def _rows_of(sets: Sequence[str]) -> list[Row]:
+    stored = _stored()
+    return [row for name in sets for row in of_set(name, stored)]
+
+
+def _ours(row: Row) -> bool:
+    return bool(row["impl"] == _OURS)
+
+
+def _render(rows: list[Row]) -> str:
+    compared = [row for row in rows if _ours(row) and row["ratio"]]
     if not compared:
         return ""
     first = compared[0]

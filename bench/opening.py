@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from statistics import geometric_mean
 from typing import Any
 
-from . import documents
+from . import documents, flash3_table
 from .drawing import Drawing, label_ends
 from .markdown import table
 from .stored import Row, gpu_rows, label, of_set
@@ -58,23 +58,43 @@ def _name(implementation: str) -> str:
     return NAMES.get(implementation, implementation)
 
 
+def _with_flash3(row: Row, flash3: Mapping[flash3_table.Point, float]) -> Row:
+    """One of our rows, whose ratio also counts FlashAttention-3 if that was timed."""
+    beside = flash3.get(flash3_table.point_of(row))
+    return row if beside is None else {**row, "ratio": min(row["ratio"], beside)}
+
+
 def _table(by_op: dict[str, list[Row]], peers: Sequence[str]) -> str:
+    flash3 = flash3_table.ratios()
     body = [
-        _line(op, dim, [row for row in rows if row["head_dim"] == dim], peers)
+        _line(op, dim, [row for row in rows if row["head_dim"] == dim], peers, flash3)
         for op, rows in by_op.items()
         for dim in sorted({row["head_dim"] for row in rows})
     ]
     header = ["pass", "head_dim", *map(_name, [OURS, *peers]), "ratio to the best of them"]
     header += ["worst", "best", "ahead, even, behind"]
+    header[2 + 1 + len(peers) : 2 + 1 + len(peers)] = ["to FlashAttention-3"] * bool(flash3)
     told = (
         "TFLOP/s and ratios are geometric means over the points; even is within "
-        f"{100 * EVEN:.1f} %.\n"
+        f"{100 * EVEN:.1f} %."
     )
-    return table(header, body) + "\n" + told
+    if flash3:
+        told += (
+            " Only JAX can call FlashAttention-3's own kernels, so both were called under `jax.jit` "
+            "in runs of their own: the column has the ratio of speeds there, and at each point the "
+            "least ratio to a peer counts."
+        )
+    return table(header, body) + f"\n{told}\n"
 
 
-def _line(op: str, dim: int, rows: Sequence[Row], peers: Sequence[str]) -> list[str]:
-    ours = [row for row in rows if label(row) == OURS]
+def _line(
+    op: str,
+    dim: int,
+    rows: Sequence[Row],
+    peers: Sequence[str],
+    flash3: Mapping[flash3_table.Point, float],
+) -> list[str]:
+    ours = [_with_flash3(row, flash3) for row in rows if label(row) == OURS]
     ratios = [row["ratio"] for row in ours]
 
     def rate(name: str) -> str:
@@ -91,6 +111,9 @@ def _line(op: str, dim: int, rows: Sequence[Row], peers: Sequence[str]) -> list[
     counted = f"{ahead}, {len(ratios) - ahead - behind}, {behind}"
     mean = f"**{geometric_mean(ratios):.2f}**"
     rates = [rate(name) for name in (OURS, *peers)]
+    if flash3:
+        beside = [flash3[point] for point in map(flash3_table.point_of, ours) if point in flash3]
+        rates.append(f"{geometric_mean(beside):.2f}" if len(beside) == len(ours) else "")
     return [op, str(dim), *rates, mean, cell(by_ratio[0]), cell(by_ratio[-1]), counted]
 
 

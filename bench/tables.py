@@ -87,6 +87,7 @@ COLD = "cold"
 JIT, JITTED, TRAINING_STEP = "jit", "jitted", "training-step"
 #: The block of FlashAttention-3, which only JAX can call.
 FLASH3, FLASH3_PACKED = "flash3", "flash3-packed"
+FLASH3_GRID, FLASH3_MODELS = "flash3-grid", "flash3-models"
 #: The block of errors and times with a float32 residual.
 RESIDUAL = "residual"
 
@@ -296,5 +297,7 @@ _ALONE: Mapping[str, Callable[[], str]] = {
     TRAINING_STEP: training_step.render,
     FLASH3: flash3.render,
     FLASH3_PACKED: lambda: flash3.render(packed=True),
+    FLASH3_GRID: lambda: flash3.render_sets(flash3.GRID),
+    FLASH3_MODELS: lambda: flash3.render_sets(flash3.MODELS),
     RESIDUAL: residual.render,
 }

@@ -59,6 +59,21 @@ def test_a_line_for_each_pass_and_width(stored: Any) -> None:
     assert "by hand" not in opening.render()
 
 
+def test_the_ratio_to_flash_attention_3_counts(stored: Any, tmp_path: Path) -> None:
+    stored(*_both(ratio=1.1))
+    beside = [
+        {**row(case, "cuflash", 100.0), "ratio": 0.9 if case.seqlen_q == 512 else 1.3}
+        for name in opening.SETS
+        for case in select(name)
+    ]
+    (tmp_path / "nvidia-h200-flash3.json").write_text(json.dumps(beside))
+    lines = [line for line in opening.render().splitlines() if line.startswith("| ")]
+    assert " | FlashAttention-4 | to FlashAttention-3 | ratio" in lines[0]
+    for line in lines[1:]:
+        assert "| 1.19 | **1.05** | 0.90 (512 full) | 1.10 " in line
+        assert line.endswith("| 6, 0, 2 |")
+
+
 def test_attention_by_hand_is_told(stored: Any) -> None:
     case = next(case for case in select("fa1") if case.op == "forward" and not case.causal)
     by_hand = [row(case, "cuflash", 150.0), row(case, "cupy by hand", 6.54)]
