@@ -45,6 +45,18 @@ def few_row_calls(plain: AttentionProblem) -> Iterator[SplitCall]:
         yield _MergingCall(next(of_caches(of)), "fa2")
         yield _MergingCall(next(of_caches(replace(of, float8=True))), "fa2")
     several = replace(one, seqlen_q=16, storage="bfloat16", output="bfloat16")
-    for width, mask in product((64, 128), ("causal", "band")):
-        of = replace(several, head_dim=width, head_dim_v=width, mask=mask)
+    for width, mask, heads in product((64, 128), ("causal", "band"), (2, 8)):
+        of = replace(several, head_dim=width, head_dim_v=width, mask=mask, heads_q=heads)
         yield SplitCall(replace(of, q_offset=16368, q_first=9000), "fa2", None, _CHUNK)
+    yield from _drafts(replace(several, mask="causal"))
+
+
+def _drafts(several: AttentionProblem) -> Iterator[SplitCall]:
+    """Calls whose blocks have queries of several heads."""
+    for width, queries in ((64, 2), (128, 8), (192, 8), (256, 2)):
+        of = replace(several, seqlen_q=queries, q_offset=several.seqlen_kv - queries)
+        of = replace(of, head_dim=width, head_dim_v=width)
+        yield SplitCall(of, "fa2", None, 0)
+        for paged in (next(of_caches(of)), next(of_caches(replace(of, float8=True)))):
+            yield SplitCall(paged, "fa2", None, _CHUNK)
+            yield _MergingCall(paged, "fa2")

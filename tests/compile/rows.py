@@ -280,6 +280,8 @@ def _constants(c: KernelConfig) -> list[str]:
     named = ("rows_of_keys", "one_row") if c.kernel in summaries else named
     named = ("rows_of_keys", "last_first") if c.kernel == "list_items" else named
     parts += [name for name in named if constants.get(name)]
+    if constants.get("packs_heads"):
+        parts.append(f"packs-heads-{constants['rows']}")
     if c.kernel == "summarise_mask" and not constants["listed"]:
         parts.append("unlisted")
     if constants.get("turns"):  # statistics clears this many
