@@ -57,10 +57,8 @@ SETS = (
     "bias-backward",
     "mask",
     "mask-backward",
-    "dropout",
-    "dropout-backward",
-    "block-mask",
-    "block-mask-backward",
+    *("dropout", "dropout-backward"),
+    *("block-mask", "block-mask-backward"),
     "score-mod",
     "score-mod-backward",
     "packed",
@@ -79,13 +77,11 @@ SETS = (
 )
 
 
-#: The block of the host time of a call.
-LATENCY = "latency"
-#: The block of first calls.
-COLD = "cold"
+#: The blocks of the host time of a call, and of first calls.
+LATENCY, COLD = "latency", "cold"
 #: The blocks of gradients and of programs under ``jax.jit``, and of a training step.
 JIT, JITTED, TRAINING_STEP = "jit", "jitted", "training-step"
-#: The block of FlashAttention-3, which only JAX can call.
+#: The blocks of FlashAttention-3, which only JAX can call.
 FLASH3, FLASH3_PACKED = "flash3", "flash3-packed"
 FLASH3_GRID, FLASH3_MODELS = "flash3-grid", "flash3-models"
 #: The block of errors and times with a float32 residual.
