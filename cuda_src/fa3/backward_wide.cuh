@@ -6,8 +6,8 @@
 //
 // Each also computes its columns of dQ = dS K of the step before. A warp of the value role passes
 // P, lane to lane and rounded to the storage type, to the warp of the key role that has the same
-// keys. Where weights are dropped, a negative P marks a dropped weight. Slopes are multiplied into
-// P before that, so the mark takes for granted that no slope is negative.
+// keys. Where weights are dropped, a negative P marks a dropped weight. A caller's function of the
+// scores may have negative slopes, which are multiplied into P; the key role then draws too.
 #pragma once
 
 #include "backward_math.cuh"
@@ -95,6 +95,9 @@ struct WideMath {
     end_step<Config>(Ring(number).stage);
   }
 
+  // Whether the sign of a passed weight says that it is dropped.
+  static constexpr bool marks_dropped = !Config::Score::any_slope;
+
   // Clears the dropped weights, and marks them in `passed` by a negative sign.
   __device__ __forceinline__ void drop(ScoreOperand<Config>& weights, ScoreOperand<Config>& passed,
                                        const RowsOfKeys& place) const {
@@ -106,13 +109,22 @@ struct WideMath {
 #pragma unroll
       for (int part = 0; part < 4; ++part) {
         weights.value[i][part] &= masks[part];
-        passed.value[i][part] |= ~masks[part] & 0x80008000u;
+        if constexpr (marks_dropped) passed.value[i][part] |= ~masks[part] & 0x80008000u;
       }
     }
   }
 
-  // dS from the passed weights, where the negative ones are dropped.
-  __device__ __forceinline__ void differentiate_marked(ScoreOperand<Config>& gradients,
+  // Takes the marks of 16 queries off the passed weights.
+  __device__ __forceinline__ static void take_marks(unsigned (&masks)[4], unsigned (&weights)[4]) {
+#pragma unroll
+    for (int part = 0; part < 4; ++part) {
+      masks[part] = ~weights[part] & 0x80008000u;
+      weights[part] &= 0x7fff7fffu;
+    }
+  }
+
+  // dS from the passed weights.
+  __device__ __forceinline__ void differentiate_passed(ScoreOperand<Config>& gradients,
                                                        ScoreOperand<Config>& weights,
                                                        const Scores& dp, const RowsOfKeys& place,
                                                        const QueryNumbers<Config>& delta) const {
@@ -121,10 +133,10 @@ struct WideMath {
 #pragma unroll
     for (int i = 0; i < Config::block_q / 16; ++i) {
       unsigned masks[4];
-#pragma unroll
-      for (int part = 0; part < 4; ++part) {
-        masks[part] = ~weights.value[i][part] & 0x80008000u;
-        weights.value[i][part] &= 0x7fff7fffu;
+      if constexpr (marks_dropped) {
+        take_marks(masks, weights.value[i]);
+      } else {
+        StepDraws<Config>(c.params, place).of_block(masks, i);
       }
       dropped.of_block(gradients.value[i], masks, i, weights, weights, dp);
     }
@@ -212,7 +224,7 @@ struct WideMath {
     static_assert(!(Config::Score::summed && Math::has_slope), "P without slopes is not here");
     ScoreOperand<Config> gradients;
     if constexpr (Config::Weights::drops) {
-      differentiate_marked(gradients, weights, dp, place, c.shared.delta[stage]);
+      differentiate_passed(gradients, weights, dp, place, c.shared.delta[stage]);
     } else {
       sum_pairs<Config, rounding_exponent(typename Config::Storage{})>(c, place, weights, dp,
                                                                        c.shared.delta[stage]);
