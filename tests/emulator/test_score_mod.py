@@ -114,12 +114,13 @@ def _inputs(heads: int, dtype: Any, rows: int = 40, keys: int = 50, width: int =
     return {name: _drawn(shape, dtype, seed) for seed, (name, shape) in enumerate(shapes.items())}
 
 
-@pytest.mark.parametrize("algorithm", ["fa1", "fa2", "fa3"])
-@pytest.mark.parametrize("width", [64, 128, 192, 256])
-@pytest.mark.parametrize("text", ["return -s;", "return s * s;"])
-def test_falling_scores_with_dropped_weights(text: str, width: int, algorithm: str) -> None:
-    """A weight with a negative slope is no dropped weight; some slopes are negative, or all."""
-    function = ScoreMod(text, numpy=(lambda s, *_: -s) if "-" in text else (lambda s, *_: s * s))
+@pytest.mark.parametrize(
+    ("algorithm", "width"),
+    [("fa1", 64), ("fa2", 64), ("fa2", 256), *(("fa3", width) for width in (64, 128, 192, 256))],
+)
+def test_falling_scores_with_dropped_weights(algorithm: str, width: int) -> None:
+    """A weight with a negative slope is no dropped weight."""
+    function = ScoreMod("return -s;", numpy=lambda s, *_: -s)
     x, scale = _inputs(2, np.float16, 70, 90, width), 0.5 / np.sqrt(width)
     more: dict[str, Any] = {"dropout_p": 0.4, "dropout_seed": 3, "scale": scale}
     found, expected = _both(function, x, algorithm, **more), _expected(function, x, **more)
