@@ -10,7 +10,7 @@ from .planning.tiles.fa2_few import ROWS
 __all__ = ["GROUPS", "entries_of", "groups_of", "heads_of", "telling_lengths", "windows_of"]
 
 #: Query heads for each kv head.
-GROUPS = (1, 8, 16, 64)
+GROUPS = (1, 2, 8, 16, 64)
 #: Heads of all batch entries. With few heads, plans take smaller tiles.
 _HEADS = tuple(4**i for i in range(7))
 #: The same where lengths are given and plans differ only in the heads.
@@ -34,12 +34,14 @@ def groups_of(operation: Operation, lengths: tuple[int, int], of_lengths: bool) 
     With one query up to ``ROWS`` heads are rows of the kernel for few queries. It has two
     forms, with keys that are split and keys that are not, so two lengths represent the
     others, if no lengths are given. Several queries of the heads that share keys are rows of
-    it too.
+    it too: a block has ``ROWS`` rows or, with more queries or larger groups, twice as many.
     """
     if operation == "backward":
         return (1, 64)
     if lengths[0] > 1:
-        return (1, ROWS // 2) if lengths[0] <= ROWS else (1,)
+        if lengths[0] > ROWS:
+            return (1,)
+        return (1, 2, 64) if of_lengths else (1, ROWS // 2)
     return (1, ROWS // 2, *(ROWS,) * (of_lengths or lengths[1] in _KEYS_OF_FEW), 64)
 
 

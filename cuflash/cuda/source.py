@@ -22,6 +22,8 @@ __all__ = ["Sources", "find_sources", "include_closure", "source_digest", "trans
 
 #: The file that marks a folder as the CUDA sources.
 MARKER = "params.cuh"
+#: The header of the instruction by which a kernel waits for the kernel before.
+_WAIT = "ptx/dependent_launch.cuh"
 
 _INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
 
@@ -85,8 +87,9 @@ class Sources:
 
     def digest_of(self, config: KernelConfig) -> str:
         """Digest of all files that make up a configuration's kernel."""
-        headers = (feature.device.header for feature in config.features)
-        return self.digest(config.generation, config.kernel, filter(None, headers))
+        headers = [feature.device.header for feature in config.features if feature.device.header]
+        headers += [_WAIT] * config.waits
+        return self.digest(config.generation, config.kernel, headers)
 
     def changed(self) -> bool:
         """Whether any file that was read has changed since."""
@@ -165,7 +168,7 @@ def translation_unit(
             f"// {config.generation}/{config.kernel}.cu, sources {digest}",
             f'#include "{config.generation}/{config.kernel}.cu"',
             *(_header(feature.device) for feature in config.features),
-            *['#include "ptx/dependent_launch.cuh"'] * config.waits,
+            *[f'#include "{_WAIT}"'] * config.waits,
             "",
             *_params_lines(config),
             "",

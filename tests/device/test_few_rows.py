@@ -12,7 +12,10 @@ import cuflash
 from cuflash.dispatch import observe
 
 from ..kit.caches import Built, CacheCase, build, check_close, same_bits
+from ..kit.case import Case
+from ..kit.data import arrays
 from ..kit.few_rows import WAYS, few_rows
+from ..kit.packed_queries import build_packed
 from .common import skip_without
 
 #: Lengths at edges of tiles and of chunks of 1024 keys, 0, and the whole capacity.
@@ -32,6 +35,12 @@ _CASES = {
     "queries": replace(_PLAIN, queries=16, heads=(4, 2), options=_CAUSAL),
     "features": replace(_PLAIN, queries=5, slopes=True, sinks=True, options=_CAUSAL),
     "window": replace(_PLAIN, options=(("window_size", (1500, 0)), ("softcap", 3.0))),
+    "drafts": replace(_PLAIN, queries=8, options=_CAUSAL),
+    "drafts-of-three-heads": replace(_PLAIN, queries=7, heads=(6, 2), sinks=True, options=_CAUSAL),
+    "drafts-of-two-parts": replace(_PLAIN, queries=16, options=(("window_size", (1500, 2)),)),
+    "drafts-of-forty-heads": replace(_PLAIN, queries=3, heads=(40, 1), options=_CAUSAL),
+    "drafts-float8": replace(_PLAIN, queries=6, float8="each", options=_CAUSAL),
+    "drafts-in-pages": replace(_PAGED, queries=5, sinks=True, options=_CAUSAL),
     "pages-of-16": _PAGED,
     "pages-of-9": replace(_PAGED, slots=9, pages=456),
     "pages-of-64-d64": replace(_PAGED, slots=64, pages=64, dims=(64, 64), strides="hnd"),
@@ -65,6 +74,31 @@ def test_attention_is_that_of_the_reference(cp: Any, case: CacheCase, way: str) 
     check_close(case, out.get(), truth)
     check_close(case, lse.get(), truth_lse)
     assert all(same_bits(a.get(), b) for a, b in zip(raw, expected, strict=True))
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("heads", [(6, 2), (40, 1)])
+def test_packed_queries_of_heads_that_share_keys(cp: Any, heads: Any, way: str) -> None:
+    """A tile ends inside the queries of a block, and an entry has several tiles."""
+    skip_without("fa2")
+    case = replace(_PLAIN, heads=heads, options=_CAUSAL, lengths=(650, 0, 7, 3000))
+    built = build_packed(case, (1, 35, 0, 30), 19)
+    truth, truth_lse, _, _ = built.expected()
+    with few_rows(way, 256):
+        _, (out, lse) = _attended(cp, built, max_seqlen_q=4)
+    check_close(case, out.get(), truth)
+    check_close(case, lse.get(), truth_lse)
+
+
+def test_heads_that_share_keys_have_their_own_sinks_where_keys_are_whole(cp: Any) -> None:
+    skip_without("fa2")
+    x = arrays(Case(2, 6, 2, 5, 300, 64, 64, "float16", seed=9), "q", "k", "v")
+    x["sinks"] = np.linspace(-3, 9, 6, dtype=np.float32)
+    truth, truth_lse = cuflash.reference.attention(**x, causal=True)[:2]
+    given = {name: cp.asarray(array) for name, array in x.items()}
+    out, lse = cuflash.attention(**given, causal=True, kv_chunk=0, return_lse=True)
+    np.testing.assert_allclose(out.get().astype(float), truth, atol=2e-3, rtol=2e-3)
+    np.testing.assert_allclose(lse.get(), truth_lse, atol=1e-3)
 
 
 @pytest.mark.parametrize("name", ["decode", "d64", "d256", "one-head-of-keys", "float8", "queries"])

@@ -82,7 +82,8 @@ def test_attention_is_that_of_the_reference(case: CacheCase, way: str) -> None:
     assert ("cuflash_steps_merge" in entries) == (way == "split")
 
 
-@pytest.mark.parametrize("name", ["wide", "pages", "padding", "window", "features", "float8"])
+@pytest.mark.parametrize("name", ["wide", "pages", "padding", "window", "features", "float8",
+                                  "drafts-of-two-parts"])  # fmt: skip
 def test_merging_has_the_bits_of_split_keys(name: str) -> None:
     """It does not matter which kernel merges, and how many multiprocessors there are."""
     built, found = build(_CASES[name]), []
@@ -152,7 +153,7 @@ def _drawn(draw: Any) -> CacheCase:
     return CacheCase(
         dtype=one("float16", "bfloat16"), kind=kind, strides=one("nhd", "hnd", "together"),
         lengths=lengths, slots=slots, pages=pages, queries=one(1, 1, number(1, 16)), new=new,
-        heads=(heads * number(1, 4), heads), dims=(d, one(d, dv)), leftpad=leftpad,
+        heads=(heads * one(1, 2, 3, 4, 6, 10, 16), heads), dims=(d, one(d, dv)), leftpad=leftpad,
         options=tuple(options.items()), slopes=one(True, False), sinks=one(True, False),
         float8=float8, seed=number(0, 2**20),
     )  # fmt: skip
@@ -165,6 +166,16 @@ def test_packed_queries(way: str) -> None:
     built = build_packed(case, (1, 3, 0, 12), 19)
     with host_cupy() as host, few_rows(way, 64), observe(_takes_few):
         check(built, *attended(host, built, "auto", max_seqlen_q=7))
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("heads", [(6, 2), (40, 1)])
+def test_packed_queries_of_heads_that_share_keys(heads: tuple[int, int], way: str) -> None:
+    """A tile ends inside the queries of a block, and an entry has several tiles."""
+    case = replace(_PLAIN, heads=heads, options=_CAUSAL, lengths=(65, 0, 7, 300))
+    built = build_packed(case, (1, 35, 0, 30), 19)
+    with host_cupy() as host, few_rows(way, 64), observe(_takes_few):
+        check(built, *attended(host, built, "auto", max_seqlen_q=4))
 
 
 def _takes_few(plan: Any) -> None:
@@ -210,6 +221,16 @@ def test_attention_with_few_queries(chunk: int | None) -> None:
         np.testing.assert_allclose(np.asarray(out, float), truth, atol=2e-3, rtol=2e-3)
         asked = host.call(cuflash.attention, **x, blocks=(64, 64), return_lse=True)
         np.testing.assert_allclose(np.asarray(lse), np.asarray(asked[1]), rtol=1e-5)
+
+
+def test_heads_that_share_keys_have_their_own_sinks_where_keys_are_whole() -> None:
+    x = arrays(Case(2, 6, 2, 5, 300, 64, 64, "float16", seed=9), "q", "k", "v")
+    x["sinks"] = np.linspace(-3, 9, 6, dtype=np.float32)
+    truth, lse = cuflash.reference.attention(**x, causal=True)[:2]
+    with host_cupy("90", 4) as host, observe(_takes_few):
+        found = host.call(cuflash.attention, **x, causal=True, kv_chunk=0, return_lse=True)
+    np.testing.assert_allclose(np.asarray(found[0], float), truth, atol=2e-3, rtol=2e-3)
+    np.testing.assert_allclose(np.asarray(found[1]), lse, atol=1e-3)
 
 
 def test_rows_beyond_the_used_lengths_are_zero() -> None:

@@ -165,6 +165,26 @@ def test_windows_of_any_width_have_their_kernels_at_lengths_that_are_given(mask:
     assert len([kernel for kernel in kinds if kernel.kernel == "forward"]) == 2
 
 
+@pytest.mark.parametrize("queries", [2, 5, 9, 16])
+@pytest.mark.parametrize("sinks", [None, "float32"])
+def test_few_queries_of_any_groups_have_their_kernels_at_lengths_that_are_given(
+    queries: int, sinks: str | None
+) -> None:
+    """A block has rows of one head, 16 rows of several heads, or 32."""
+    lengths = {"seqlen_q": queries, "seqlen_kv": 8192}
+    calls = replace(HALF, operations=("forward",), masks=("full",), sinks=(sinks,))
+    listed = set(kernels_of(replace(calls, seqlens=((queries, 8192),)), LIMITS["90"]))
+    some, kinds = _any_problem(HALF, random.Random(7)), set()
+    some = replace(some, operation="forward", mask="full", q_offset=0, uses=(), **lengths)
+    for batch, group in product((1, 4, 32), (1, 2, 3, 4, 7, 8, 16, 37, 40, 64, 128)):
+        problem = replace(some, batch=batch, heads_q=2 * group, heads_kv=2)
+        operand = Operand("sinks", "float32", (2 * group,))
+        chosen = plan(with_features(problem, {}, {"sinks": operand} if sinks else {}), LIMITS["90"])
+        assert {launch.config for launch in chosen.launches} <= listed, (batch, group)
+        kinds.add((chosen.tile.heads > 0, chosen.tile.rows))  # type: ignore[union-attr]
+    assert kinds == {(False, 16), (True, 32)} | ({(True, 16)} if queries < 9 else set())
+
+
 def test_sinks_of_a_dtype_that_no_call_takes_are_refused() -> None:
     with pytest.raises(ArgumentValueError, match="sinks: got float64 for float16; expected"):
         kernels_of(replace(HALF, sinks=("float64",)), LIMITS["90"])

@@ -46,6 +46,19 @@ def test_an_edit_anywhere_in_the_closure_changes_the_text(
     assert source.translation_unit(config, sources) == before
 
 
+def test_an_edit_of_the_instruction_that_waits_changes_the_text(
+    sources: Path, config: KernelConfig
+) -> None:
+    waiting = replace(config, waits=True)
+    before = source.translation_unit(waiting, sources)
+    found = source.Sources(sources)
+    found.digest_of(waiting)
+    header = sources / "ptx" / "dependent_launch.cuh"
+    header.write_text(header.read_text() + "// edited\n")
+    assert found.changed()
+    assert source.translation_unit(waiting, sources) != before
+
+
 def test_an_edit_elsewhere_changes_nothing(sources: Path, config: KernelConfig) -> None:
     before = source.translation_unit(config, sources)
     (sources / config.generation / "backward.cu").write_text("// nothing left\n")
