@@ -80,9 +80,9 @@ def _table(by_op: dict[str, list[Row]], peers: Sequence[str]) -> str:
     )
     if flash3:
         told += (
-            " Only JAX can call FlashAttention-3's own kernels, so both were called under `jax.jit` "
-            "in runs of their own: the column has the ratio of speeds there, and at each point the "
-            "least ratio to a peer counts."
+            " Only JAX can call FlashAttention-3's own kernels, so both were called under "
+            "`jax.jit` in runs of their own: the column has the ratio of speeds there, and at each "
+            "point the least ratio to a peer counts."
         )
     return table(header, body) + f"\n{told}\n"
 
