@@ -162,7 +162,7 @@ def _drawn(draw: Any) -> CacheCase:
 @pytest.mark.parametrize("way", WAYS)
 def test_packed_queries(way: str) -> None:
     """An entry has more queries than was said, and rows of no entry fill more than a tile."""
-    case = replace(_PLAIN, heads=(2, 1), sinks=True, options=_CAUSAL, lengths=(65, 0, 7, 300))
+    case = replace(_PLAIN, heads=(2, 2), sinks=True, options=_CAUSAL, lengths=(65, 0, 7, 300))
     built = build_packed(case, (1, 3, 0, 12), 19)
     with host_cupy() as host, few_rows(way, 64), observe(_takes_few):
         check(built, *attended(host, built, "auto", max_seqlen_q=7))
