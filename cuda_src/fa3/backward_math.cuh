@@ -16,7 +16,7 @@ struct BackwardMath {
   // Whether P times the slopes is rounded too: 128 queries of it need too many registers beside P.
   static constexpr bool rounds_sloped = has_slope && Types::q_parted_by_rows;
   static constexpr int exponent =
-      rounds_sloped || Config::Weights::drops ? rounding_exponent(Storage{}) : 0;  // of P
+      rounds_sloped || Config::Weights::drops ? rounding_exponent<Config> : 0;  // of P
   const BackwardContext<Config>& c;
   const int warpgroup;
   const int part;       // of the keys of the kv tile

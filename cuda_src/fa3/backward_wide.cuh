@@ -49,7 +49,7 @@ __device__ __forceinline__ void pass_operand(uint4* to, const ScoreOperand<Confi
 template <class Config, class Scores>
 __device__ __forceinline__ void pass_weights(uint4* to, const Scores& p) {
   ScoreOperand<Config> weights;
-  round_weights(weights, p, rounding_factor(typename Config::Storage{}));
+  round_weights(weights, p, rounding_factor<Config>);
   pass_operand(to, weights);
 }
 
@@ -122,8 +122,7 @@ struct WideMath {
                                                        const Scores& dp, const RowsOfKeys& place,
                                                        const QueryNumbers<Config>& delta,
                                                        const KeyBits& bits) const {
-    DroppedGradients<Config, rounding_exponent(typename Config::Storage{})> dropped(c, place,
-                                                                                    delta);
+    DroppedGradients<Config, rounding_exponent<Config>> dropped(c, place, delta);
 #pragma unroll
     for (int i = 0; i < Config::block_q / 16; ++i) {
       unsigned masks[4];
@@ -172,7 +171,7 @@ struct WideMath {
     }
     [[maybe_unused]] ScoreOperand<Config> passed;
     if constexpr (drops) {
-      round_weights(passed, p, rounding_factor(typename Config::Storage{}));
+      round_weights(passed, p, rounding_factor<Config>);
       if constexpr (!Math::has_slope) round_weights(weights, p, 1);
       drop(weights, passed, place);
     }
@@ -225,8 +224,7 @@ struct WideMath {
     if constexpr (drops) {
       differentiate_passed(gradients, weights, dp, place, c.shared.delta[stage], bits);
     } else {
-      sum_pairs<Config, rounding_exponent(typename Config::Storage{})>(c, place, weights, dp,
-                                                                       c.shared.delta[stage]);
+      sum_pairs<Config, rounding_exponent<Config>>(c, place, weights, dp, c.shared.delta[stage]);
       differentiate_rounded<Config>(gradients, weights, dp, c.shared.delta[stage]);
     }
     wait_empty<Config>(c.shared.ds_empty[score_ring.stage], score_ring.phase);
