@@ -30,6 +30,7 @@ constexpr bool draws_ahead = Config::Weights::drops && !Config::listed && !Mask<
 // the weight in the same half of the register is kept. Empty where all weights are kept.
 template <class Config, bool drops = Config::Weights::drops>
 struct StepBits {
+  __device__ StepBits(const typename Config::Params&, const RowsOfKeys&) {}
   __device__ StepBits(const typename Config::Params&, const StepState&, const RowsOfKeys&) {}
 };
 template <class Config>

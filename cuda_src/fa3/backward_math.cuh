@@ -17,7 +17,7 @@ struct BackwardMath {
   // cannot hold both in float32.
   static constexpr bool rounds_sloped = has_slope && Types::q_parted_by_rows;
   static constexpr int exponent =
-      rounds_sloped || Config::Weights::drops ? rounding_exponent(Storage{}) : 0;  // of P
+      rounds_sloped || Config::Weights::drops ? rounding_exponent<Config> : 0;  // of P
   const BackwardContext<Config>& c;
   const int warpgroup;
   const int part;       // of the keys of the kv tile

@@ -216,13 +216,14 @@ __device__ __forceinline__ void differentiate(ScoreOperand<Config>& gradients, c
 // Where the registers have no room for P, P rounded to the storage type replaces it. P would be at
 // most 1 if the log-sum-exp were exact. Because it is rounded, P may be larger, but it is less than
 // 4 for logits below some 10^7; beyond these no digit of P is right. float16 has few numbers near
-// 0, so P is multiplied by 2^14.
-__device__ constexpr int rounding_exponent(__half) { return 14; }
-__device__ constexpr int rounding_exponent(__nv_bfloat16) { return 0; }
-template <class Storage>
-__device__ constexpr float rounding_factor(Storage) {
-  return static_cast<float>(1 << rounding_exponent(Storage{}));
-}
+// 0, so P is multiplied by 2^14; by 2^4 where P times a caller's slope is rounded too, so that
+// slopes below 2^12 do not overflow.
+__device__ constexpr int exponent_of(__half, bool any_slope) { return any_slope ? 4 : 14; }
+__device__ constexpr int exponent_of(__nv_bfloat16, bool) { return 0; }
+template <class Config>
+constexpr int rounding_exponent = exponent_of(typename Config::Storage{}, Config::Score::any_slope);
+template <class Config>
+constexpr float rounding_factor = static_cast<float>(1 << rounding_exponent<Config>);
 __device__ inline float2 unpack(__half, unsigned both) {
   return __half22float2(*reinterpret_cast<const __half2*>(&both));
 }
@@ -254,7 +255,7 @@ __device__ __forceinline__ void differentiate_rounded(unsigned (&gradients)[4], 
                                                       const Scores& dp,
                                                       const QueryNumbers<Config>& delta) {
   using Storage = typename Config::Storage;
-  constexpr float inverse = 1 / rounding_factor(Storage{});
+  constexpr float inverse = 1 / rounding_factor<Config>;
   const LanePosition lane;
 #pragma unroll
   for (int part = 0; part < 4; ++part) {

@@ -17,7 +17,7 @@ struct SerialMath {
   using Scores = typename Types::Scores;
   using Ring = RingPlace<Config::num_stages>;
   using ScoreRing = RingPlace<Config::score_stages>;
-  static constexpr float factor = rounding_factor(Storage{});
+  static constexpr float factor = rounding_factor<Config>;
   using Math = BackwardMath<Config>;
   const Math& math;
   const BackwardContext<Config>& c;
@@ -63,7 +63,7 @@ struct SerialMath {
     math.template issue_scores<Config::head_dim>(p, c.shared.k[0], c.shared.q[0], ring.stage);
     ptx::wgmma_wait<0>();
     ptx::wgmma_hold(p.value[0]);
-    constexpr int exponent = rounding_exponent(Storage{});
+    constexpr int exponent = rounding_exponent<Config>;
     if constexpr (Math::has_slope) {
       exponentiate<Config, exponent>(c.params, p, weights, sloped, lse, place, math.factor);
       math.release_operand(number);
@@ -101,8 +101,7 @@ struct SerialMath {
       differentiate_dropped(weights, sloped, dp, place, ring, score_stage);
       return;
     }
-    sum_pairs<Config, rounding_exponent(Storage{})>(c, place, weights, dp,
-                                                    c.shared.delta[ring.stage]);
+    sum_pairs<Config, rounding_exponent<Config>>(c, place, weights, dp, c.shared.delta[ring.stage]);
     const GradientsPlace<typename Types::ScorePanels> to(c.shared.ds[0], score_stage, math.part);
 #pragma unroll
     for (int i = 0; i < Config::block_q / 16; ++i) {
@@ -121,8 +120,8 @@ struct SerialMath {
                                                         unsigned score_stage) const {
     const GradientsPlace<typename Types::ScorePanels> to(c.shared.ds[0], score_stage, math.part);
     const StepDraws<Config> draws(c.params, place);
-    DroppedGradients<Config, rounding_exponent(Storage{})> dropped(c, place,
-                                                                   c.shared.delta[ring.stage]);
+    DroppedGradients<Config, rounding_exponent<Config>> dropped(c, place,
+                                                                c.shared.delta[ring.stage]);
 #pragma unroll
     for (int i = 0; i < Config::block_q / 16; ++i) {
       unsigned gradients[4], masks[4];

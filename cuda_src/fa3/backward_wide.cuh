@@ -6,8 +6,9 @@
 //
 // Each also computes its columns of dQ = dS K of the step before. A warp of the value role passes
 // P, lane to lane and rounded to the storage type, to the warp of the key role that has the same
-// keys. Where weights are dropped, a negative P marks a dropped weight. A caller's function of the
-// scores may have negative slopes, which are multiplied into P; the key role then draws too.
+// keys. Where weights are dropped, a negative P marks a dropped weight. Slopes are multiplied into
+// P before that: where they may be negative, nothing is marked and the key role makes the draws
+// too.
 #pragma once
 
 #include "backward_math.cuh"
@@ -48,7 +49,7 @@ __device__ __forceinline__ void pass_operand(uint4* to, const ScoreOperand<Confi
 template <class Config, class Scores>
 __device__ __forceinline__ void pass_weights(uint4* to, const Scores& p) {
   ScoreOperand<Config> weights;
-  round_weights(weights, p, rounding_factor(typename Config::Storage{}));
+  round_weights(weights, p, rounding_factor<Config>);
   pass_operand(to, weights);
 }
 
@@ -73,6 +74,9 @@ struct WideMath {
   using Ring = RingPlace<Config::num_stages>;
   using ScoreRing = RingPlace<Config::score_stages>;
   using Numbered = NumberedBarriers<Config>;
+  static constexpr bool drops = Config::Weights::drops;
+  static constexpr bool marks = drops && !Config::Score::any_slope;  // dropped weights, by a sign
+  using KeyBits = StepBits<Config, drops && !marks>;                 // the draws of the key role
   const Math& math;
   const BackwardContext<Config>& c;
 
@@ -95,10 +99,8 @@ struct WideMath {
     end_step<Config>(Ring(number).stage);
   }
 
-  // Whether the sign of a passed weight says that it is dropped.
-  static constexpr bool marks_dropped = !Config::Score::any_slope;
-
-  // Clears the dropped weights, and marks them in `passed` by a negative sign.
+  // Clears the dropped weights, and marks them in `passed` by a negative sign, unless P may be
+  // negative.
   __device__ __forceinline__ void drop(ScoreOperand<Config>& weights, ScoreOperand<Config>& passed,
                                        const RowsOfKeys& place) const {
     const StepDraws<Config> draws(c.params, place);
@@ -109,34 +111,29 @@ struct WideMath {
 #pragma unroll
       for (int part = 0; part < 4; ++part) {
         weights.value[i][part] &= masks[part];
-        if constexpr (marks_dropped) passed.value[i][part] |= ~masks[part] & 0x80008000u;
+        if constexpr (marks) passed.value[i][part] |= ~masks[part] & 0x80008000u;
       }
     }
   }
 
-  // Takes the marks of 16 queries off the passed weights.
-  __device__ __forceinline__ static void take_marks(unsigned (&masks)[4], unsigned (&weights)[4]) {
-#pragma unroll
-    for (int part = 0; part < 4; ++part) {
-      masks[part] = ~weights[part] & 0x80008000u;
-      weights[part] &= 0x7fff7fffu;
-    }
-  }
-
-  // dS from the passed weights.
+  // dS from the passed weights; `bits` says which are dropped, or else the negative ones are.
   __device__ __forceinline__ void differentiate_passed(ScoreOperand<Config>& gradients,
                                                        ScoreOperand<Config>& weights,
                                                        const Scores& dp, const RowsOfKeys& place,
-                                                       const QueryNumbers<Config>& delta) const {
-    DroppedGradients<Config, rounding_exponent(typename Config::Storage{})> dropped(c, place,
-                                                                                    delta);
+                                                       const QueryNumbers<Config>& delta,
+                                                       const KeyBits& bits) const {
+    DroppedGradients<Config, rounding_exponent<Config>> dropped(c, place, delta);
 #pragma unroll
     for (int i = 0; i < Config::block_q / 16; ++i) {
       unsigned masks[4];
-      if constexpr (marks_dropped) {
-        take_marks(masks, weights.value[i]);
+      if constexpr (marks) {
+#pragma unroll
+        for (int part = 0; part < 4; ++part) {
+          masks[part] = ~weights.value[i][part] & 0x80008000u;
+          weights.value[i][part] &= 0x7fff7fffu;
+        }
       } else {
-        StepDraws<Config>(c.params, place).of_block(masks, i);
+        bits.of_block(masks, i);
       }
       dropped.of_block(gradients.value[i], masks, i, weights, weights, dp);
     }
@@ -173,21 +170,21 @@ struct WideMath {
       }
     }
     [[maybe_unused]] ScoreOperand<Config> passed;
-    if constexpr (Config::Weights::drops) {
-      round_weights(passed, p, rounding_factor(typename Config::Storage{}));
+    if constexpr (drops) {
+      round_weights(passed, p, rounding_factor<Config>);
       if constexpr (!Math::has_slope) round_weights(weights, p, 1);
       drop(weights, passed, place);
     }
     // ds_full of two steps ago implies that P of that step has been read, but only lane 0 of each
     // warp arrives there. This barrier orders all lanes.
     if (number >= Config::score_stages) meet_over_weights<Config>(Numbered::weights_empty, passing);
-    if constexpr (Config::Weights::drops) {
+    if constexpr (drops) {
       pass_operand(passed_weights(c.shared, passing), passed);
     } else {
       pass_weights<Config>(passed_weights(c.shared, passing), p);
     }
     arrive_over_weights<Config>(Numbered::weights_full, passing);
-    if constexpr (!Math::has_slope && !Config::Weights::drops) round_weights(weights, p, 1);
+    if constexpr (!Math::has_slope && !drops) round_weights(weights, p, 1);
 
     wait<Config>(c.shared.dout_full[stage], ring.phase);
     unsigned dead_rows = 0;
@@ -207,6 +204,7 @@ struct WideMath {
     math.find_place(state, number);
     wait<Config>(c.shared.dout_full[stage], ring.phase);
     math.template issue_scores<Config::head_dim_v>(dp, c.shared.v[0], c.shared.dout[0], stage);
+    const KeyBits bits(c.params, math.score_place(state));
     wait<Config>(c.shared.q_full[stage], ring.phase);
     const auto& lse = c.shared.lse[stage];
     const bool dead = has_dead_queries(lse);
@@ -223,11 +221,10 @@ struct WideMath {
     arrive_over_weights<Config>(Numbered::weights_empty, score_ring.stage);
     static_assert(!(Config::Score::summed && Math::has_slope), "P without slopes is not here");
     ScoreOperand<Config> gradients;
-    if constexpr (Config::Weights::drops) {
-      differentiate_passed(gradients, weights, dp, place, c.shared.delta[stage]);
+    if constexpr (drops) {
+      differentiate_passed(gradients, weights, dp, place, c.shared.delta[stage], bits);
     } else {
-      sum_pairs<Config, rounding_exponent(typename Config::Storage{})>(c, place, weights, dp,
-                                                                       c.shared.delta[stage]);
+      sum_pairs<Config, rounding_exponent<Config>>(c, place, weights, dp, c.shared.delta[stage]);
       differentiate_rounded<Config>(gradients, weights, dp, c.shared.delta[stage]);
     }
     wait_empty<Config>(c.shared.ds_empty[score_ring.stage], score_ring.phase);

@@ -135,7 +135,7 @@ BUGS = (
     _bug(
         "P of shared keys keeps its mark",
         _WIDE,
-        "      weights[part] &= 0x7fff7fffu;\n",
+        "          weights.value[i][part] &= 0x7fff7fffu;\n",
         "",
         "wide",
     ),

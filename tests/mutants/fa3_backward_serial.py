@@ -91,7 +91,7 @@ _PRODUCTS = (
     Bug(
         "dS keeps the factor of P",
         _SCORE,
-        "constexpr float inverse = 1 / rounding_factor(Storage{});",
+        "constexpr float inverse = 1 / rounding_factor<Config>;",
         "constexpr float inverse = 1;",
         SERIAL_GRADIENTS,
     ),
