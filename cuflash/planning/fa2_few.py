@@ -58,8 +58,7 @@ class FewWork:
         """The predicted time in microseconds."""
         problem = self.problem
         chunks = ceil_div(self._keys, self.chunk) if self.chunk else 1
-        tiles = self.tile.blocks(problem)
-        blocks = max(1, tiles if self.merges else tiles * chunks)
+        blocks = max(1, self._tiles if self.merges else self._tiles * chunks)
         size = ELEMENTS[problem.stored].itemsize
         keys = self._keys if self.merges else min(self.chunk or self._keys, self._keys)
         read = (problem.head_dim + problem.head_dim_v) * size * keys  # by a block
@@ -81,9 +80,24 @@ class FewWork:
         return results + _ROUND[size] * math.sqrt(further)
 
     @property
+    def _tiles(self) -> int:
+        """Blocks of a chunk that have queries.
+
+        With packed queries others begin and end at once; entries are taken to have equally many.
+        """
+        heads = max(1, self.tile.heads)
+        parts = ceil_div(self._queries, self.tile.rows // heads)
+        return self.problem.num_entries * self.problem.heads_q // heads * parts
+
+    @property
+    def _queries(self) -> int:
+        """Queries of an entry."""
+        return self.problem.usual_lengths[0]
+
+    @property
     def _rows(self) -> int:
         """Rows of a block that are stored."""
-        return min(self.tile.rows, self.problem.seqlen_q * max(1, self.tile.heads))
+        return min(self.tile.rows, self._queries * max(1, self.tile.heads))
 
     @property
     def _keys(self) -> int:

@@ -251,6 +251,22 @@ BUGS = (
         "tests/unit/test_plan_few_rows.py::test_a_whole_tile_of_packed_queries_is_shared",
     ),
     Bug(
+        "few heads: an entry has the queries of all entries",
+        "cuflash/planning/fa2_few.py",
+        "return self.problem.usual_lengths[0]",
+        "return self.problem.seqlen_q",
+        "tests/unit/test_packed_queries.py::"
+        "test_chunks_are_merged_where_those_of_as_many_unpacked_entries_are",
+    ),
+    Bug(
+        "few heads: blocks of packed queries all have some",
+        "cuflash/planning/fa2_few.py",
+        "return self.problem.num_entries * self.problem.heads_q // heads * parts",
+        "return self.tile.blocks(self.problem)",
+        "tests/unit/test_packed_queries.py::"
+        "test_chunks_are_merged_where_those_of_as_many_unpacked_entries_are",
+    ),
+    Bug(
         "few heads: lengths that are given have one kind of rows",
         "cuflash/telling.py",
         "return (1, 2, 64) if of_lengths",

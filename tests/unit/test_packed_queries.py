@@ -116,8 +116,14 @@ def _plan(batch: int, total: int, most: int | None, capacity: int, **options: An
 
 
 def _without_room(tile: Any) -> Any:
-    """The tile without its memory for results, whose size changes no bit of them."""
-    return replace(tile, result_rows=0, num_slots=0) if isinstance(tile, Fa2FewTile) else tile
+    """The tile without what changes no bit: its rows of results, and where chunks are merged."""
+    bare = {"result_rows": 0, "num_slots": 0, "chunk": 0}
+    return replace(tile, **bare) if isinstance(tile, Fa2FewTile) else tile
+
+
+def _chunk(chosen: Plan) -> int:
+    """The keys of a chunk, wherever chunks are merged."""
+    return chunk_of(chosen.problem) or getattr(chosen.tile, "chunk", 0)
 
 
 _OPTIONS = {"causal": {"causal": True}, "full": {}, "window": {"window_size": (100, 0)}}
@@ -135,18 +141,37 @@ def test_tile_and_chunk_are_those_of_an_unpacked_call(
         packed = _plan(batch, total, most, capacity, **options)
         assert packed.algorithm == unpacked.algorithm
         assert _without_room(packed.tile) == _without_room(unpacked.tile)
-        assert chunk_of(packed.problem) == chunk_of(unpacked.problem)
+        assert _chunk(packed) == _chunk(unpacked)
         assert packed.problem.mask == unpacked.problem.mask
-        merges = [one.config.constants for one in packed.launches if one.config.kernel == "merge"]
-        wanted = [o.config.constants for o in unpacked.launches if o.config.kernel == "merge"]
-        assert merges == wanted
+        if bool(chunk_of(packed.problem)) == bool(chunk_of(unpacked.problem)):
+            merges = [o.config.constants for o in packed.launches if o.config.kernel == "merge"]
+            wanted = [o.config.constants for o in unpacked.launches if o.config.kernel == "merge"]
+            assert merges == wanted
+
+
+@pytest.mark.parametrize("capacity", [8192, 131072])
+@pytest.mark.parametrize("most", [2, 8, 16])
+def test_chunks_are_merged_where_those_of_as_many_unpacked_entries_are(
+    most: int, capacity: int
+) -> None:
+    """Blocks without queries do not count."""
+    ways = set()
+    for batch in (1, 3, 8, 16, 64):
+        packed = _plan(batch, batch * most, most, capacity, causal=True)
+        unpacked = _plan(batch, most, None, capacity, causal=True)
+        assert isinstance(packed.tile, Fa2FewTile)
+        assert isinstance(unpacked.tile, Fa2FewTile)
+        assert packed.tile.chunk == unpacked.tile.chunk, batch
+        ways.add(packed.tile.chunk > 0)
+    assert ways == {False, True}
 
 
 def test_rows_of_many_chunks_are_merged_as_those_of_an_unpacked_call() -> None:
     """Whether warps share a row changes the last bits of its sum, so both calls must agree."""
     for most, share in ((4, 0), (17, 1), (300, 0)):
         unpacked = _plan(8, most, None, 16384, kv_chunk=1024).launches[-1].config
-        for batch, total in ((1, 1), (64, 64 * most)):
+        many = 8 if most == 4 else 64  # of more entries blocks merge few queries' chunks
+        for batch, total in ((1, 1), (many, many * most)):
             merging = _plan(batch, total, most, 16384, kv_chunk=1024).launches[-1].config
             assert merging.constants == unpacked.constants
             assert dict(merging.constants)["shared_rows"] == share
