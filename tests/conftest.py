@@ -160,25 +160,30 @@ def _is_whole_run(config: pytest.Config) -> bool:
 def _is_of_today(item: pytest.Item, whole: bool) -> bool:
     """Whether an ordinary run has a test.
 
-    Of the kernels' builds it has those of the day; of the emulator's rows, of the files in
-    ``levels.TURNS``, and of what a test marks with the parameter that takes turns, a whole run has
-    a part, and the others on the next days. The quick set is in every run.
+    Of the kernels' builds it has those of the day; of what a test marks with the parameter that
+    takes turns, of the emulator's rows, and of the files in ``levels.TURNS``, a whole run has a
+    part, and the others on the next days. The quick set is in every run.
     """
     marker = item.get_closest_marker("compile_all")
     if marker is not None and not marker.kwargs["today"]:
         return False
-    if is_quick(item.nodeid):
+    if not whole or is_quick(item.nodeid):
         return True
     turns = item.get_closest_marker("in_turns")
-    if whole and turns is not None:
+    if turns is not None:
         return has_turn(str(item.callspec.params[turns.kwargs["by"]]), turns.kwargs["days"])
-    if whole and days_of_turn(item) > 1 and not cuflash.is_available():
-        return has_turn(item.nodeid, days_of_turn(item))
-    if not whole or item.path.parent.name != "emulator" or not hasattr(item, "callspec"):
-        return True
+    row = _emulated_row(item)
+    if row is not None:
+        return has_turn(row.name, row.days_of_turn)
+    return cuflash.is_available() or has_turn(item.nodeid, days_of_turn(item))
+
+
+def _emulated_row(item: pytest.Item) -> Any:
+    """The parameter of an emulator's test that takes turns, if there is one."""
+    if item.path.parent.name != "emulator" or not hasattr(item, "callspec"):
+        return None
     asked = (item.callspec.params.get(name) for name in ("row", "kernels"))
-    one = next((one for one in asked if hasattr(one, "days_of_turn")), None)
-    return one is None or has_turn(one.name, one.days_of_turn)
+    return next((one for one in asked if hasattr(one, "days_of_turn")), None)
 
 
 class _GpuAccount:

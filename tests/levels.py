@@ -49,8 +49,10 @@ LONG = (
 )
 
 #: Where there is no GPU, tests of these files that are left to CI take turns: each has its turn
-#: once in so many days, a property with new examples.
+#: once in so many days, a property with new examples. Those of the emulator that have a row, or
+#: that mark another parameter, have its turn instead.
 TURNS = {
+    "tests/emulator/test_*.py": 2,
     "tests/property/test_*.py": 4,
     "tests/unit/test_jax_*.py": 3,
     "tests/unit/test_kit_*.py": 4,

@@ -86,7 +86,7 @@ def test_a_default_run_leaves_what_is_long_to_ci(
         ("tests/unit/test_jax_windows.py::test_any", 1),  # in a default run
         ("tests/property/test_sinks.py::test_any[numpy-fa1]", 4),
         ("tests/property/test_against_float64.py::test_forward[numpy-fa1]", 1),
-        ("tests/emulator/test_sinks.py::test_any[fa1]", 1),  # its rows take turns
+        ("tests/emulator/test_graphs.py::test_any", 2),
     ],
 )
 def test_long_tests_of_some_files_take_turns(test: str, days: int) -> None:
