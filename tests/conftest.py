@@ -174,7 +174,8 @@ def _is_of_today(item: pytest.Item, whole: bool) -> bool:
         return has_turn(str(item.callspec.params[turns.kwargs["by"]]), turns.kwargs["days"])
     row = _emulated_row(item)
     if row is not None:
-        return has_turn(row.name, row.days_of_turn)
+        kind = type(row).__module__  # rows of several kinds have the same names
+        return has_turn(f"{kind}-{row.name}", row.days_of_turn)
     return cuflash.is_available() or has_turn(item.nodeid, days_of_turn(item))
 
 

@@ -53,9 +53,9 @@ LONG = (
 #: that mark another parameter, have its turn instead.
 TURNS = {
     "tests/emulator/test_*.py": 2,
-    "tests/property/test_*.py": 4,
+    "tests/property/test_*.py": 5,
     "tests/unit/test_jax_*.py": 3,
-    "tests/unit/test_kit_*.py": 4,
+    "tests/unit/test_kit_*.py": 6,
 }
 
 

@@ -81,10 +81,10 @@ def test_a_default_run_leaves_what_is_long_to_ci(
 @pytest.mark.parametrize(
     ("test", "days"),
     [
-        ("tests/unit/test_kit_checks.py::test_any", 4),
+        ("tests/unit/test_kit_checks.py::test_any", 6),
         ("tests/unit/test_jax_mask_divided.py::test_any", 3),
         ("tests/unit/test_jax_windows.py::test_any", 1),  # in a default run
-        ("tests/property/test_sinks.py::test_any[numpy-fa1]", 4),
+        ("tests/property/test_sinks.py::test_any[numpy-fa1]", 5),
         ("tests/property/test_against_float64.py::test_forward[numpy-fa1]", 1),
         ("tests/emulator/test_graphs.py::test_any", 2),
     ],
