@@ -19,7 +19,7 @@ from .kit.compare import REGISTRY
 from .kit.filled import filled
 from .kit.parts import parts_forced
 from .kit.problem import register_profiles
-from .levels import DAYS_OF_PROPERTIES, is_long, is_quick
+from .levels import days_of_turn, is_long, is_quick
 from .turns import has_turn
 
 #: Without a GPU properties draw anew in every run; with one they are the same, as kernels are
@@ -160,26 +160,31 @@ def _is_whole_run(config: pytest.Config) -> bool:
 def _is_of_today(item: pytest.Item, whole: bool) -> bool:
     """Whether an ordinary run has a test.
 
-    Of the kernels' builds it has those of the day; of the emulator's rows, of the properties of a
-    feature, and of what a test marks with the parameter that takes turns, a whole run has a part,
-    and the others on the next days. The quick set is in every run.
+    Of the kernels' builds it has those of the day; of what a test marks with the parameter that
+    takes turns, of the emulator's rows, and of the files in ``levels.TURNS``, a whole run has a
+    part, and the others on the next days. The quick set is in every run.
     """
     marker = item.get_closest_marker("compile_all")
     if marker is not None and not marker.kwargs["today"]:
         return False
-    if is_quick(item.nodeid):
+    if not whole or is_quick(item.nodeid):
         return True
     turns = item.get_closest_marker("in_turns")
-    if whole and turns is not None:
+    if turns is not None:
         return has_turn(str(item.callspec.params[turns.kwargs["by"]]), turns.kwargs["days"])
-    folder = item.path.parent.name
-    if whole and folder == "property" and is_long(item) and not cuflash.is_available():
-        return has_turn(item.nodeid, DAYS_OF_PROPERTIES)
-    if not whole or folder != "emulator" or not hasattr(item, "callspec"):
-        return True
+    row = _emulated_row(item)
+    if row is not None:
+        kind = type(row).__module__  # rows of several kinds have the same names
+        return has_turn(f"{kind}-{row.name}", row.days_of_turn)
+    return cuflash.is_available() or has_turn(item.nodeid, days_of_turn(item))
+
+
+def _emulated_row(item: pytest.Item) -> Any:
+    """The parameter of an emulator's test that takes turns, if there is one."""
+    if item.path.parent.name != "emulator" or not hasattr(item, "callspec"):
+        return None
     asked = (item.callspec.params.get(name) for name in ("row", "kernels"))
-    one = next((one for one in asked if hasattr(one, "days_of_turn")), None)
-    return one is None or has_turn(one.name, one.days_of_turn)
+    return next((one for one in asked if hasattr(one, "days_of_turn")), None)
 
 
 class _GpuAccount:

@@ -8,13 +8,10 @@ from pathlib import Path
 
 import pytest
 
-__all__ = ["DAYS_OF_PROPERTIES", "LONG", "QUICK", "is_long", "is_quick"]
+__all__ = ["LONG", "QUICK", "TURNS", "days_of_turn", "is_long", "is_quick"]
 
 #: ``python -m pytest @tests/quick`` reads files, tests and parametrised tests from it, one a line.
 QUICK = Path(__file__).with_name("quick")
-
-#: Without a GPU every long property has its turn once in so many days, with new examples.
-DAYS_OF_PROPERTIES = 3
 
 #: Files whose tests are left to CI, beside tests that are marked ``long`` or take turns. They
 #: compile kernels, draw problems of one feature, compile many programs with JAX, or hold the kit of
@@ -51,6 +48,16 @@ LONG = (
     "tests/unit/test_kit_*.py",
 )
 
+#: Where there is no GPU, tests of these files that are left to CI take turns: each has its turn
+#: once in so many days, a property with new examples. Those of the emulator that have a row, or
+#: that mark another parameter, have its turn instead.
+TURNS = {
+    "tests/emulator/test_*.py": 2,
+    "tests/property/test_*.py": 5,
+    "tests/unit/test_jax_*.py": 3,
+    "tests/unit/test_kit_*.py": 6,
+}
+
 
 @functools.cache
 def _named() -> frozenset[str]:
@@ -68,3 +75,11 @@ def is_long(item: pytest.Item) -> bool:
         return False
     marked = any(item.get_closest_marker(name) for name in ("long", "in_turns"))
     return marked or any(fnmatch(item.nodeid.partition("::")[0], file) for file in LONG)
+
+
+def days_of_turn(item: pytest.Item) -> int:
+    """The days in which a whole run has a test once; 1 if it takes no turns with its file."""
+    if not is_long(item):
+        return 1
+    file = item.nodeid.partition("::")[0]
+    return next((days for pattern, days in TURNS.items() if fnmatch(file, pattern)), 1)

@@ -25,7 +25,7 @@ QKV = ("q", "k", "v")
 class Kernels:
     """The compiled kernels: one for each pass, for two alignments and two types of output."""
 
-    days_of_turn: ClassVar[int] = 6  # every kernel has its turn within so many days
+    days_of_turn: ClassVar[int] = 7  # every kernel has its turn within so many days
     algorithm: str
     dtype: str
     dims: tuple[int, int]

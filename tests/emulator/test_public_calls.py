@@ -158,7 +158,7 @@ def _params(kernels: Iterable[Kernels]) -> Any:
 
 
 @_params(KERNELS)
-@settings(max_examples=30)
+@settings(max_examples=20)
 @given(data=st.data())
 def test_any_call(kernels: Kernels, data: Any) -> None:
     call = data.draw(calls(kernels))

@@ -22,7 +22,7 @@ _Arrays = dict[str, Any]
 class Row:
     """A call with a block mask and other features."""
 
-    days_of_turn: ClassVar[int] = 6  # the emulator has its turn once in so many days
+    days_of_turn: ClassVar[int] = 7  # the emulator has its turn once in so many days
     algorithm: Algorithm
     dtype: str
     block: tuple[int, int]

@@ -30,7 +30,7 @@ _SEQUENCES = (
 class Row:
     """A packed batch and other features of the call."""
 
-    days_of_turn: ClassVar[int] = 6  # the emulator has its turn once in so many days
+    days_of_turn: ClassVar[int] = 7  # the emulator has its turn once in so many days
     algorithm: Algorithm
     dtype: str
     sequences: tuple[tuple[int, int], ...] = _SEQUENCES

@@ -44,7 +44,7 @@ class Row:
         Whether the output of 16-bit inputs is float32.
     """
 
-    days_of_turn: ClassVar[int] = 6  # the emulator has its turn once in so many days
+    days_of_turn: ClassVar[int] = 7  # the emulator has its turn once in so many days
     label: str
     algorithm: str
     case: Case

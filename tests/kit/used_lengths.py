@@ -24,7 +24,7 @@ _USED = ((300, 400), (0, 400), (129, 0), (64, 128), (-3, 7), (999, 201), (1, 1),
 class Row:
     """A call with used lengths and other features."""
 
-    days_of_turn: ClassVar[int] = 6  # a whole run on the emulator covers the row once in so many
+    days_of_turn: ClassVar[int] = 7  # a whole run on the emulator covers the row once in so many
     algorithm: Algorithm
     dtype: str
     given: tuple[str, ...] = ("seqused_q", "seqused_kv")

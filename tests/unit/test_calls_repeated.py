@@ -134,6 +134,7 @@ def test_a_capture_of_a_repeated_call_with_all_its_memory_keeps_nothing(
     assert decided.count == 1
 
 
+@pytest.mark.in_turns(by="algorithm", days=3)
 @pytest.mark.parametrize("algorithm", ["fa1", "fa2", "fa3"])
 def test_ten_thousand_calls_do_not_grow(
     fake_device: FakeDevice, decided: Decided, algorithm: Any

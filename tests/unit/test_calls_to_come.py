@@ -135,7 +135,7 @@ _KINDS_OF_DEVICES = [
 ]
 
 
-@pytest.mark.in_turns(by="kind", days=6)
+@pytest.mark.in_turns(by="kind", days=16)
 @pytest.mark.parametrize("kind", _KINDS_OF_DEVICES)
 def test_whatever_the_lengths_and_heads_the_kernels_are_there(kind: str) -> None:
     architecture, number = kind.split("-")

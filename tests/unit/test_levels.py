@@ -12,7 +12,7 @@ import pytest
 from cuflash.planning.plan import ALGORITHMS
 
 from ..emulator.rows import ROWS
-from ..levels import LONG, QUICK, is_long, is_quick
+from ..levels import LONG, QUICK, TURNS, days_of_turn, is_long, is_quick
 
 _NAMED = QUICK.read_text("utf-8").splitlines()
 _KERNELS = "tests/emulator/test_device_code.py::test_against_float64"
@@ -78,13 +78,28 @@ def test_a_default_run_leaves_what_is_long_to_ci(
     assert is_long(_Item(test, *markers)) == long  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("test", "days"),
+    [
+        ("tests/unit/test_kit_checks.py::test_any", 6),
+        ("tests/unit/test_jax_mask_divided.py::test_any", 3),
+        ("tests/unit/test_jax_windows.py::test_any", 1),  # in a default run
+        ("tests/property/test_sinks.py::test_any[numpy-fa1]", 5),
+        ("tests/property/test_against_float64.py::test_forward[numpy-fa1]", 1),
+        ("tests/emulator/test_graphs.py::test_any", 2),
+    ],
+)
+def test_long_tests_of_some_files_take_turns(test: str, days: int) -> None:
+    assert days_of_turn(_Item(test)) == days  # type: ignore[arg-type]
+
+
 def test_a_file_or_a_function_in_the_quick_set_is_there_with_all_its_tests() -> None:
     assert is_quick("tests/unit/test_house.py::test_files_are_short")
     assert not is_quick("tests/unit/test_houses.py::test_files_are_short")
 
 
 def _matches(root: Path) -> Iterator[tuple[str, int]]:
-    for pattern in LONG:
+    for pattern in (*LONG, *TURNS):
         yield pattern, len(list(root.glob(pattern)))
 
 

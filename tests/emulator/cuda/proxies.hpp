@@ -25,6 +25,14 @@ void fence_shared();
 // Whether the copy engine and products see the bytes at an address.
 inline bool is_fenced(unsigned address) { return block->writers[address / kUnit] == 0; }
 
+// The same of eight units at most.
+template <int units>
+bool are_fenced(unsigned address) {
+  std::uint64_t words[2] = {};  // a call of memcmp would take longer
+  std::memcpy(words, &block->writers[address / kUnit], units * sizeof *block->writers);
+  return (words[0] | words[1]) == 0;
+}
+
 // Checks the bytes that the copy engine reads or writes.
 inline void copied(unsigned address, unsigned bytes) {
   for (unsigned at = address; at < address + bytes; at += kUnit) {

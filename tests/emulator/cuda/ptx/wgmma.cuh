@@ -27,16 +27,48 @@ struct DescribedMatrix {
     if ((descriptor & ~0xc0003fff3fff3fffull) != 0) emulated::fail("a descriptor with other bits");
   }
 
-  // An element: `i` counts rows of A or columns of B, `depth` the terms of the sum.
+  // Sixteen elements, in order of depth: row `i` of A, or column `i` of B.
   template <class T, bool transposed>
-  float at(int i, int depth) const {
-    const unsigned by_rows = i / 8 * stride + i % 8 * 128 + depth * 2;
-    const unsigned by_depth = i / 64 * leading + i % 64 * 2 + depth / 8 * stride + depth % 8 * 128;
-    const unsigned address = swizzled(start + (transposed ? by_depth : by_rows));
-    T x;
-    std::memcpy(&x, emulated::shared_at(address, 2), 2);
+  void read(float (&to)[16], int i) const {
+    if constexpr (transposed) {
+      for (int depth = 0; depth < 16; ++depth)
+        neighbours<T, 1>(&to[depth], start + across(i, depth));
+    } else {
+      const unsigned row = start + i / 8 * stride + i % 8 * 128;
+      for (int half = 0; half < 16; half += 8) neighbours<T, 8>(&to[half], row + 2 * half);
+    }
+  }
+  // The same of `i` and of `i` + 1, where `i` is even.
+  template <class T, bool transposed>
+  void read_both(float (&to)[2][16], int i) const {
+    if constexpr (transposed) {
+      for (int depth = 0; depth < 16; ++depth) {
+        float x[2];
+        neighbours<T, 2>(x, start + across(i, depth));
+        for (int which = 0; which < 2; ++which) to[which][depth] = x[which];
+      }
+    } else {
+      for (int which = 0; which < 2; ++which) read<T, transposed>(to[which], i + which);
+    }
+  }
+
+ private:
+  unsigned across(int i, int depth) const {
+    return i / 64 * leading + i % 64 * 2 + depth / 8 * stride + depth % 8 * 128;
+  }
+
+  // Neighbours in memory, of 16 bytes at most.
+  template <class T, int count>
+  static void neighbours(float* to, unsigned unswizzled) {
+    const unsigned address = swizzled(unswizzled);
+    T x[count];
+    std::memcpy(x, emulated::shared_at(address, sizeof x), sizeof x);
+    for (int k = 0; k < count; ++k) to[k] = float_of(x[k]);
+    if (emulated::are_fenced<count>(address)) return;
     // Without a fence the number is arbitrary; NaN shows if the product's result is used.
-    return emulated::is_fenced(address) ? float_of(x) : std::numeric_limits<float>::quiet_NaN();
+    for (int k = 0; k < count; ++k) {
+      if (!emulated::is_fenced(address + 2 * k)) to[k] = std::numeric_limits<float>::quiet_NaN();
+    }
   }
 };
 
@@ -58,13 +90,17 @@ inline void add_product(float (*d)[2][2], const float (&left)[2][16], unsigned l
   const DescribedMatrix right(b);
   const int lane = emulated::lane();
   for (int n = 0; n < fragments; ++n) {
-    for (int which = 0; which < 2; ++which) {
-      float sum[2] = {0, 0};
-      for (int depth = 0; depth < 16; ++depth) {
-        const float x = right.at<T, transpose_b>(8 * n + lane % 4 * 2 + which, depth);
-        for (int group = 0; group < 2; ++group) sum[group] += left[group][depth] * x;
+    float x[2][16], sums[2][2] = {};
+    right.read_both<T, transpose_b>(x, 8 * n + lane % 4 * 2);
+    for (int depth = 0; depth < 16; ++depth) {
+      for (int group = 0; group < 2; ++group) {
+        for (int which = 0; which < 2; ++which) {
+          sums[group][which] += left[group][depth] * x[which][depth];
+        }
       }
-      for (int group = 0; group < 2; ++group) d[n][group][which] += sum[group];
+    }
+    for (int group = 0; group < 2; ++group) {
+      for (int which = 0; which < 2; ++which) d[n][group][which] += sums[group][which];
     }
   }
 }
@@ -76,10 +112,8 @@ inline void wgmma(T, float (&d)[fragments][2][2], unsigned long long a, unsigned
     const DescribedMatrix matrix(a);
     const int first = threadIdx.x / 32 % 4 * 16 + emulated::lane() / 4;
     float left[2][16];
-    for (int depth = 0; depth < 16; ++depth) {
-      for (int group = 0; group < 2; ++group) {
-        left[group][depth] = matrix.at<T, transpose_a>(first + 8 * group, depth);
-      }
+    for (int group = 0; group < 2; ++group) {
+      matrix.read<T, transpose_a>(left[group], first + 8 * group);
     }
     if (!accumulate) std::memset(to, 0, sizeof(float[fragments][2][2]));
     add_product<T, transpose_b, fragments>(to, left, b);
