@@ -189,6 +189,7 @@ FEATURED: dict[Algorithm, list[tuple[DTypeName, int, int, MaskKind, bool, str]]]
         ("float16", 128, 128, "causal", False, "score-cap"),
         ("bfloat16", 128, 128, "full", False, "score-table+mask:qk"),
         ("bfloat16", 64, 64, "causal", False, "score-cap+dropout"),
+        ("bfloat16", 256, 256, "causal", False, "score-cap+dropout"),
         ("bfloat16", 128, 128, "full", False, "score-table+bias:qk"),
         ("bfloat16", 128, 128, "causal", False, "score-cap+alibi"),
         ("bfloat16", 64, 64, "full", False, "lengths"),

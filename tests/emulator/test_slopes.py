@@ -23,6 +23,10 @@ _LIMITS = {np.float16: 4e-3, bfloat16: 3e-2}
 _DROPOUT = {"dropout_p": 0.3, "dropout_seed": 7}
 
 
+def _name(widths: tuple[int, int]) -> str:
+    return "d{}-dv{}".format(*widths)
+
+
 def _inputs(dtype: Any, heads: int, widths: tuple[int, int]) -> dict[str, Any]:
     random = np.random.default_rng(3)
     rows, keys, (width, width_v) = 70, 90, widths
@@ -53,7 +57,7 @@ def _right(function: ScoreMod, x: dict[str, Any], **options: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("dropout", [{}, _DROPOUT], ids=["kept", "dropped"])
-@pytest.mark.parametrize("widths", _FORMS, ids=str)
+@pytest.mark.parametrize("widths", _FORMS, ids=_name)
 @pytest.mark.parametrize("dtype", [np.float16, bfloat16])
 def test_slopes_of_any_sign_and_size(
     dtype: Any, widths: tuple[int, int], dropout: dict[str, Any]
@@ -73,7 +77,7 @@ def test_slopes_of_any_sign_and_size(
             assert abs(one - of).max() <= _LIMITS[dtype] * abs(of).max(), (name, factor)
 
 
-@pytest.mark.parametrize("widths", _FORMS, ids=str)
+@pytest.mark.parametrize("widths", _FORMS, ids=_name)
 def test_a_weight_of_zero_may_be_dropped_or_have_any_slope(widths: tuple[int, int]) -> None:
     """Slopes of hidden pairs are NaN or infinite."""
     seen = np.random.default_rng(6).random((70, 90)) < 0.7

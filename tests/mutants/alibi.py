@@ -178,8 +178,8 @@ HOPPER = (
     _bug(
         "serial pairs are summed after the slope of a cap",
         _SERIAL,
-        "(c, place, weights, dp,\n",
-        "(c, place, Math::has_slope ? sloped : weights, dp,\n",
+        "(c, place, weights, dp, c.shared",
+        "(c, place, Math::has_slope ? sloped : weights, dp, c.shared",
         "fa3 serial full",
     ),
     _bug(

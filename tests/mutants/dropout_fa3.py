@@ -1,4 +1,4 @@
-"""Planted bugs in dropout in the kernels of FlashAttention-3, which only the emulator runs."""
+"""Bugs of dropout and slopes in the kernels of FlashAttention-3, which only the emulator runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ _DRAWS = "cuda_src/fa3/backward_draws.cuh"
 _DROPPED = "cuda_src/fa3/backward_dropped.cuh"
 _SERIAL = "cuda_src/fa3/backward_serial.cuh"
 _WIDE = "cuda_src/fa3/backward_wide.cuh"
+_SCORE = "cuda_src/fa3/backward_score.cuh"
 _AGAINST = "test_dropout.py::test_against_float64"
+_SLOPES = "test_slopes.py::test_slopes_of_any_sign_and_size"
 
 _ROWS = {
     "narrow": "fa3-sm_90-float16-d64-dv64-causal-dropout-0.3-filled",
@@ -31,6 +33,12 @@ def _bug(name: str, file: str, find: str, replace: str, of: str) -> Bug:
         f"tests/property/test_dropout.py::test_against_float64[cuda-auto-{dtype}-{dims}-{mask}]"
     )
     return Bug(name, file, find, replace, on_gpu, row(_ROWS[of], _AGAINST))
+
+
+def _slopes(name: str, file: str, find: str, replace: str, of: str) -> Bug:
+    """A bug that shows where a caller's function has slopes of any sign and size."""
+    test = f"{_SLOPES}[{of}]"
+    return Bug(name, file, find, replace, f"tests/emulator/{test}", test)
 
 
 BUGS = (
@@ -145,5 +153,26 @@ BUGS = (
         "        weights.value[i][part] &= masks[part];\n",
         "",
         "wide",
+    ),
+    _slopes(
+        "a negative slope of shared keys marks a dropped weight",
+        _WIDE,
+        "marks = drops && !Config::Score::any_slope;",
+        "marks = drops;",
+        "bfloat16-d256-dv256-dropped",
+    ),
+    _slopes(
+        "dropped weights that the key role draws are marked too",
+        _WIDE,
+        "if constexpr (marks) passed.value[i][part] |=",
+        "passed.value[i][part] |=",
+        "float16-d256-dv256-dropped",
+    ),
+    _slopes(
+        "P times a slope of eight overflows in float16",
+        _SCORE,
+        "return any_slope ? 4 : 14;",
+        "return 14;",
+        "float16-d64-dv64-kept",
     ),
 )
