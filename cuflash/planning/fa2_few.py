@@ -27,6 +27,8 @@ _MOST_CHUNKS = 64
 #: Bytes per microsecond of an H200: of all multiprocessors together, and of one alone, by the
 #: bytes of a stored number.
 _MEMORY, _ALONE = 4.5e6, {1: 0.034e6, 2: 0.064e6}
+#: The same of one whose neighbour has a block too: two multiprocessors share a way to the memory.
+_BESIDE = {1: 0.034e6, 2: 0.051e6}
 #: Microseconds of a launch, and of a chunk of eight rows that a block merges.
 _LAUNCH, _CHUNK = 5.0, {1: 0.75, 2: 1.0}
 #: Microseconds until a multiprocessor is busy again after a round of blocks. With 16-bit numbers
@@ -62,13 +64,16 @@ class FewWork:
         size = ELEMENTS[problem.stored].itemsize
         keys = self._keys if self.merges else min(self.chunk or self._keys, self._keys)
         read = (problem.head_dim + problem.head_dim_v) * size * keys  # by a block
-        alone = read / _ALONE[size]
-        if self.merges:
-            alone += chunks * _CHUNK[size] * self.tile.result_rows / 8
+        merging = chunks * _CHUNK[size] * self.tile.result_rows / 8 if self.merges else 0.0
         rounds, others = divmod(blocks, self.limits.num_sms)
-        main = rounds * max(alone, read * self.limits.num_sms / _MEMORY)
-        main += max(alone, read * others / _MEMORY) if others else 0.0
+        main = rounds * self._round(self.limits.num_sms, read, size, merging)
+        main += self._round(others, read, size, merging) if others else 0.0
         return _LAUNCH + main + self._between(size, blocks) + self._merging(blocks, chunks)
+
+    def _round(self, blocks: int, read: float, size: int, merging: float) -> float:
+        """Return the time of blocks that run at once, each of which reads so many bytes."""
+        rate = (_BESIDE if 2 * blocks > self.limits.num_sms else _ALONE)[size]
+        return max(read / rate + merging, read * blocks / _MEMORY)
 
     def _between(self, size: int, blocks: int) -> float:
         """Return the time for which multiprocessors wait for the first keys of blocks."""
@@ -122,12 +127,14 @@ def fastest_chunk(problem: AttentionProblem, limits: DeviceLimits, tile: Fa2FewT
 def steadiest_chunk(
     problem: AttentionProblem, limits: DeviceLimits, tile: Fa2FewTile, batches: Sequence[int]
 ) -> int:
-    """Return the chunk whose time is the smallest multiple of the shortest in its worst batch.
+    """Return the chunk that is nearly the fastest in all batches.
 
-    A batch takes a block for each chunk or one for all chunks of its rows.
+    For each batch its time is divided by the shortest, and the chunk has the least sum of
+    the squares of these ratios. A batch takes a block for each chunk or one for all chunks
+    of its rows.
     """
     chunks = _chunks(problem, tile)
-    worst = dict.fromkeys(chunks, 0.0)
+    squares = dict.fromkeys(chunks, 0.0)
     for batch in batches:
         own = replace(problem, batch=batch)
         times = {chunk: FewWork(own, limits, tile, chunk).time for chunk in chunks}
@@ -136,8 +143,9 @@ def steadiest_chunk(
                 merging = FewWork(own, limits, tile, chunk, merges=True).time
                 times[chunk] = min(times[chunk], merging)
         shortest = min(times.values())
-        worst = {chunk: max(worst[chunk], times[chunk] / shortest) for chunk in chunks}
-    return min(chunks, key=lambda chunk: worst[chunk])
+        for chunk in chunks:
+            squares[chunk] += (times[chunk] / shortest) ** 2
+    return min(chunks, key=lambda chunk: squares[chunk])
 
 
 def in_one_block(
