@@ -27,7 +27,8 @@ _MOST_CHUNKS = 64
 #: Bytes per microsecond of an H200: of all multiprocessors together, and of one alone, by the
 #: bytes of a stored number.
 _MEMORY, _ALONE = 4.5e6, {1: 0.034e6, 2: 0.064e6}
-#: The same of one whose neighbour has a block too: two multiprocessors share a way to the memory.
+#: The same of one where more than half of all multiprocessors have a block: two seem to share a
+#: way to the memory.
 _BESIDE = {1: 0.034e6, 2: 0.051e6}
 #: Microseconds of a launch, and of a chunk of eight rows that a block merges.
 _LAUNCH, _CHUNK = 5.0, {1: 0.75, 2: 1.0}

@@ -187,8 +187,8 @@ def tile_of_row(problem: AttentionProblem, limits: DeviceLimits, row: ForwardFew
 def _heads_and_rows(problem: AttentionProblem, row: ForwardFewRow) -> tuple[int, int]:
     """Return the query heads that a block has, or 0, and its rows.
 
-    The keys of a kv head are read by the fewest blocks, of equally many by those with the fewest
-    rows.
+    This way the fewest blocks read the keys of a kv head. Of several such ways the one with
+    the fewest rows is taken.
     """
     if problem.group == 1 or not _OF_SHARED_HEADS.issuperset(problem.features):
         return 0, ROWS
