@@ -41,6 +41,7 @@ LONG, SHORT = 100_000, 1000
 #: windows, soft caps, ALiBi, bias and dropout.
 SPILLS = {
     "sm_90-fa3-backward-bfloat16-d192-causal-dv128-softcap-bfloat16-64x128": 8,
+    "sm_90-fa3-forward-float16-d64-causal-softcap-float16-192x128": 8,
     "sm_90-fa3-backward-bfloat16-d64-band-128x128-ordered": 112,
     "sm_90-fa3-backward-bfloat16-d64-band-128x128-converts32-ordered": 112,
     "sm_90-fa3-backward-bfloat16-d128-causal-alibi-bfloat16-0-64x128": 24,

@@ -76,7 +76,11 @@ LENGTHS_SPILLS = {
     "sm_90-fa3-forward-float16-d128-full-used_lengths-192x80": 48,
     "sm_90-fa3-forward-float16-d64-causal-packed_lengths-192x128": 80,
     "sm_90-fa3-forward-float16-d64-causal-used_lengths-192x128": 36,
-    # Float8 caches: the loading thread spills where a multiprocessor has three blocks.
+    # Caches: the loading thread spills where a multiprocessor has three blocks.
+    "sm_90-fa3-forward-bfloat16-to-float32-d64-causal-used_lengths-alibi-bfloat16-0-cached_keys"
+    "-kv_chunks-64x64": 72,
+    "sm_90-fa3-forward-bfloat16-to-float32-d64-full-used_lengths-cached_keys-packed_group-kv_chunks"
+    "-64x64": 72,
     **{
         f"sm_90-fa3-forward-{name}-to-float32-d64-{how.format(name)}-kv_chunks-64x64": spilled
         for name in ("bfloat16", "float16")

@@ -96,6 +96,27 @@ def test_the_record_holds_no_kernel_that_is_gone() -> None:
     assert not gone
 
 
+def test_kernels_of_hopper_spill_no_more_than_is_listed() -> None:
+    """The record says so of all of them; a day builds a part."""
+    record = read()
+    spilled = [
+        (name, line.local)
+        for lines in record.versions.values()
+        for name, line in lines.items()
+        if "-fa3-" in name and "-sum_parts-" not in name and line.local > SPILLS.get(name, 0)
+    ]
+    assert not spilled
+
+
+def test_every_ordinary_row_is_recorded() -> None:
+    """The newest version has all rows of the architectures that it has at all."""
+    record = read()
+    newest = max(record.versions, key=lambda version: [int(n) for n in version.split(".")])
+    held = {name for name in _all_rows() if record.holds(name.split("-")[0], newest)}
+    assert held
+    assert not held - record.versions[newest].keys()
+
+
 def test_every_row_has_its_day(monkeypatch: pytest.MonkeyPatch) -> None:
     class Date(datetime.date):
         @classmethod
