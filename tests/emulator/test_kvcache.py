@@ -133,8 +133,8 @@ def test_what_a_batch_of_the_usual_size_refuses_comes_before_a_cache_is_written(
     """A grid has enough blocks for the chunks of one entry, but not for those of eight."""
     slots, pages, columns = 2**16, 2**14 - 1, 8
     with host_cupy() as host:
-        zeros = np.zeros((1, slots, 1, columns), np.float16)
-        ones = np.ones((1, 1, 1, columns), np.float16)
+        zeros = np.zeros((1, slots, 32, columns), np.float16)
+        ones = np.ones((1, 1, 32, columns), np.float16)
         caches = {"k_cache": host.array(zeros), "v_cache": host.array(zeros)}
         arrays = {"q": host.array(np.ones((1, 2, 32, columns), np.float16)), **caches}
         arrays |= {"k": host.array(ones), "v": host.array(ones)}
