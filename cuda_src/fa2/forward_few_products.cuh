@@ -6,6 +6,14 @@
 
 namespace cuflash::fa2 {
 
+// c += left right: 16 rows of the left operand, which a lane holds in four registers.
+template <class Storage>
+__device__ void multiply_fragment(float (&c)[2][2], const uint4& left, unsigned right0,
+                                  unsigned right1) {
+  const unsigned four[4] = {left.x, left.y, left.z, left.w};
+  ptx::mma_m16n8k16(Storage{}, c[0][0], c[0][1], c[1][0], c[1][1], four, right0, right1);
+}
+
 template <class Config, bool = Config::Stored::converts>
 struct FewProducts {
   using Types = FewTypes<Config>;
@@ -35,8 +43,8 @@ struct FewProducts {
         ptx::load_matrix_x4(right, chunks.at(8 * n, 2 * step));
 #pragma unroll
         for (int m = 0; m < Types::fragments; ++m) {
-          multiply(scores.value[m][n], left[m], right[0], right[1]);
-          multiply(scores.value[m][n + 1], left[m], right[2], right[3]);
+          multiply_fragment<Storage>(scores.value[m][n], left[m], right[0], right[1]);
+          multiply_fragment<Storage>(scores.value[m][n + 1], left[m], right[2], right[3]);
         }
       }
     }
@@ -46,12 +54,6 @@ struct FewProducts {
   __device__ static void add(typename Types::Output& output, const typename Types::Scores& weights,
                              const typename Types::VTile& v) {
     Products<Config>::multiply_weights(output, weights, depth_by_rows(v, Zero{}), nullptr, 0, 0);
-  }
-
-  __device__ static void multiply(float (&c)[2][2], const uint4& four, unsigned right0,
-                                  unsigned right1) {
-    const unsigned left[4] = {four.x, four.y, four.z, four.w};
-    ptx::mma_m16n8k16(Storage{}, c[0][0], c[0][1], c[1][0], c[1][1], left, right0, right1);
   }
 };
 
@@ -93,7 +95,7 @@ struct FewProducts<Config, true> {
           Config::Stored::template convert<Storage>(four[i], right[0], right[1]);
 #pragma unroll
           for (int m = 0; m < Types::fragments; ++m) {
-            multiply(scores.value[m][n], left[m][i], right[0], right[1]);
+            multiply_fragment<Storage>(scores.value[m][n], left[m][i], right[0], right[1]);
           }
         }
       }
@@ -127,8 +129,9 @@ struct FewProducts<Config, true> {
           Config::Stored::template convert<Storage>(keys_together(right[i + 1]), high[0], high[1]);
 #pragma unroll
           for (int m = 0; m < Types::fragments; ++m) {
-            multiply(output.value[m][2 * chunk + i], left[m], low[0], high[0]);
-            multiply(output.value[m][2 * chunk + i + 1], left[m], low[1], high[1]);
+            multiply_fragment<Storage>(output.value[m][2 * chunk + i], left[m], low[0], high[0]);
+            multiply_fragment<Storage>(output.value[m][2 * chunk + i + 1], left[m], low[1],
+                                       high[1]);
           }
         }
       }
@@ -139,11 +142,6 @@ struct FewProducts<Config, true> {
   // From bytes of (key, column), (key, column + 1), (key + 1, column), (key + 1, column + 1) to
   // both keys of the first column and both keys of the second.
   __device__ static unsigned keys_together(unsigned bytes) { return __byte_perm(bytes, 0, 0x3120); }
-  __device__ static void multiply(float (&c)[2][2], const uint4& four, unsigned right0,
-                                  unsigned right1) {
-    const unsigned left[4] = {four.x, four.y, four.z, four.w};
-    ptx::mma_m16n8k16(Storage{}, c[0][0], c[0][1], c[1][0], c[1][1], left, right0, right1);
-  }
 };
 
 }  // namespace cuflash::fa2
