@@ -204,18 +204,18 @@ class PreparedCall:
         stream = current_stream(device)
         if self._temporary and is_capturing(stream):
             return None
-        empty, place = self._cupy.empty, 0
+        ndarray, place = self._cupy.ndarray, 0
         if self._workspace:
             *addresses, place = addresses
         results = {}
         if self._targets:
             results = {name: arrays[argument] for name, argument in self._targets}
         for name, shape, dtype in self._made:
-            results[name] = made = empty(shape, dtype)
+            results[name] = made = ndarray(shape, dtype)
             addresses.append(made.data.ptr)
         if self._eager_bytes:
-            workspace = empty(self._eager_bytes, np.uint8)  # freed once the launch is queued
-            place = workspace.data.ptr
+            workspace = self._cupy.cuda.alloc(self._eager_bytes)  # freed once the launch is queued
+            place = workspace.ptr
         if self._scratch:  # gradients that the caller did not ask for
             addresses += [place + offset for offset in self._scratch]
         tell(self.plan)

@@ -10,10 +10,14 @@ import ctypes
 import functools
 from collections.abc import Callable
 
+from ..bounded_cache import BoundedCache
+
 __all__ = ["overlapping_launch"]
 
 #: CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION.
 _OVERLAPS = 6
+#: The number of sizes and streams whose launches are kept.
+_KEPT = 256
 
 _Numbers = ctypes.c_uint * 3
 
@@ -48,10 +52,15 @@ def overlapping_launch() -> Callable[[int, tuple[int, ...], int, int], int] | No
     attribute = _Attribute(_OVERLAPS)
     attribute.value[0] = 1
     attributes = ctypes.addressof(attribute)
+    # A configuration and its address. Making one takes as long as the driver's own work.
+    kept: BoundedCache[tuple[tuple[int, ...], int], tuple[_Config, int]] = BoundedCache(_KEPT)
 
     def launch(handle: int, shape: tuple[int, ...], stream: int, parameters: int) -> int:
-        config = _Config(shape[:3], shape[3:6], shape[6], stream, attributes, 1)
-        return int(function(ctypes.byref(config), handle, parameters, None))
+        found = kept.get((shape, stream))
+        if found is None:
+            config = _Config(shape[:3], shape[3:6], shape[6], stream, attributes, 1)
+            kept[shape, stream] = found = config, ctypes.addressof(config)
+        return int(function(found[1], handle, parameters, None))
 
     launch.__dict__["attribute"] = attribute  # it lives as long as the function
     return launch

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+from collections import deque
 from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -38,7 +39,18 @@ class FakeDevice:
         self.current = 0  # the current device
         self.streams = {0: 0, 1: 0}  # CuPy's current stream of every device
         self.capturing: set[int] = set()
+        self.allocated: deque[Any] = deque(maxlen=9)  # the last memory that CuPy gave, and its size
+        self._places = iter(range(1 << 40, 1 << 50, 1 << 24))
         self._kernels: list[KernelConfig] = []
+
+    def allocate(self, nbytes: int) -> Any:
+        """Replaces CuPy's memory pool: all memory has an address of its own."""
+        import cupy
+
+        memory = cupy.cuda.UnownedMemory(next(self._places), max(nbytes, 1), None, self.current)
+        pointer = cupy.cuda.MemoryPointer(memory, 0)
+        self.allocated.append((pointer, nbytes))
+        return pointer
 
     def compiled(self, configs: Sequence[KernelConfig], device_id: int) -> list[CompiledKernel]:
         """Replaces compile_kernels."""
@@ -113,7 +125,9 @@ def fake_device(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDevice]:
     for owner, name, value in fake.patches(cupy):
         monkeypatch.setattr(owner, name, value)
     calls.forget()
+    cupy.cuda.set_allocator(fake.allocate)  # of all threads
     yield fake
+    cupy.cuda.set_allocator(cupy.get_default_memory_pool().malloc)
     calls.forget()
 
 

@@ -38,12 +38,12 @@ class FakeFunction:
         self.error = error
         self.given: list[tuple[Any, ...]] = []
 
-    def __call__(self, config: Any, function: int, parameters: int, extra: Any) -> int:
-        one = LaunchConfig.from_address(ctypes.addressof(config._obj))
+    def __call__(self, config: int, function: int, parameters: int, extra: Any) -> int:
+        one = LaunchConfig.from_address(config)
         grid, block = (one.x, one.y, one.z), (one.threads, one.ty, one.tz)
         attribute = (ctypes.c_int64 * 2).from_address(one.attributes)
-        where = function, parameters, extra
-        self.given.append((grid, block, one.shared, one.stream, one.count, [*attribute], where))
+        where, stream = (function, parameters, extra), one.stream or 0
+        self.given.append((grid, block, one.shared, stream, one.count, [*attribute], where))
         return self.error
 
 
@@ -67,6 +67,22 @@ def test_the_driver_is_given_the_launch_and_the_attribute(monkeypatch: pytest.Mo
     assert launch_early(11, (5, 1, 1, 64, 1, 1, 4096), 1 << 40, 13) == 7
     sizes = (5, 1, 1), (64, 1, 1), 4096
     assert function.given == [(*sizes, 1 << 40, 1, [6, 1], (11, 13, None))]
+
+
+def test_every_launch_has_its_own_size_and_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also launches that repeat an earlier one, and those after the kept ones are forgotten."""
+    monkeypatch.setattr(overlap, "_KEPT", 2)
+    function = FakeFunction()
+    _driver(monkeypatch, function)
+    launch_early = overlap.overlapping_launch()
+    assert launch_early is not None
+    sizes = [((n, 1, 1), (32 * m, 1, 1), k) for n in (1, 2) for m in (1, 2) for k in (0, 64)]
+    asked = [(*size, stream) for size in sizes for stream in (0, 1 << 40)] * 2
+    for number, (grid, block, shared, stream) in enumerate(asked):
+        assert launch_early(number, (*grid, *block, shared), stream, 2 * number) == 0
+    assert function.given == [
+        (*one, 1, [6, 1], (number, 2 * number, None)) for number, one in enumerate(asked)
+    ]
 
 
 def test_an_old_driver_or_none_launches_as_usual(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -122,11 +122,8 @@ class Auditor:
         assert is_dense(tensor), f"{tensor} has gaps, or overlaps itself"
         assert block.holds(tensor.address, nbytes), f"{tensor.name} has no room"
         assert tensor.address % 256 == 0
-        arrays = [a for a in self.runtime.ndarray.living if a.data.block is block]
-        behind = [tensor.address - a.data.ptr for a in arrays if a.dtype == "uint8"]
+        behind = [tensor.address - start for start in self._bytes_of(block, tensor.name)]
         assert any(place >= self.plan.workspace_bytes for place in behind), tensor.name
-        for other in arrays:
-            assert other.dtype == "uint8", f"{tensor.name} in the memory of an array"
         self._use(block, "workspace", launch)
 
     def _check_alignment(self, matrices: list[Tensor], launch: Launch) -> None:
@@ -154,9 +151,19 @@ class Auditor:
             self._use(block, "workspace", launch)
         assert len(places) <= 1, "parts of several workspaces"
         for place in places:
-            arrays = [a for a in self.runtime.ndarray.living if a.data.ptr == place]
-            assert any(a.dtype == "uint8" for a in arrays), "a workspace that is no array of bytes"
+            block = self.runtime.memory.at(place)
+            assert block is not None, "a workspace that begins nowhere"
+            assert place in self._bytes_of(block, "a workspace"), (
+                "a workspace within others' memory"
+            )
             assert place % 256 == 0
+
+    def _bytes_of(self, block: Block, name: str) -> list[int]:
+        """Where memory of bytes begins: arrays of bytes, or an allocation that no array has."""
+        arrays = [a for a in self.runtime.ndarray.living if a.data.block is block]
+        for other in arrays:
+            assert other.dtype == "uint8", f"{name} in the memory of an array"
+        return [array.data.ptr for array in arrays] or [block.address]
 
     def _check_counter(self, address: int, block: Block, launch: Launch) -> None:
         streams = self.counters.setdefault((address, block.life), set())

@@ -107,6 +107,7 @@ def _cuda(runtime: Runtime) -> types.ModuleType:
         "cuda",
         Device=runtime.on_device,
         ExternalStream=lambda ptr, device_id=-1: _Stream(ptr, device_id, runtime),
+        alloc=runtime.allocate,
         get_current_stream=current_stream,
         driver=types.SimpleNamespace(launchKernel=runtime.launch, CUDADriverError=DriverError),
         runtime=types.SimpleNamespace(
