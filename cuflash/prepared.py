@@ -244,7 +244,9 @@ def prepare(
     options = check_options(**{name: given[name] for name in _KEYWORDS}, **checked)
     where = _check_device(device)
     if operation == "append" or operation == "kvcache":
-        return Prepared(_with_caches(given, options, where))
+        with_caches = _with_caches(given, options, where)
+        check_copies(with_caches.copied)
+        return Prepared(with_caches)
     arrays = {"q": q, "k": k, "v": v}
     lengths = seqused_q, seqused_kv, cu_seqlens_q, cu_seqlens_kv
     add_given(arrays, (alibi_slopes, bias, mask, blocks_shown, sinks, seeds, *lengths), of_score)
