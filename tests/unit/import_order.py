@@ -169,6 +169,7 @@ ORDER = [
     "api",
     "dropout",
     "packing",
+    "plan_ahead",
     "prepared",
     "explanation",
     "info",
