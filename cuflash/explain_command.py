@@ -14,7 +14,8 @@ from .block_mask import BlockMask
 from .command_output import Console, add_json, describe, print_json
 from .compile_command import block_of, score_text
 from .errors import ArgumentValueError
-from .explanation import Explanation, explain
+from .explained import Explanation
+from .explanation import explain
 from .planning.plan import ALGORITHMS
 from .planning.problem import DTYPES, AttentionProblem, Operation
 from .tensors import QKV, differentiable

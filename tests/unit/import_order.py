@@ -171,6 +171,7 @@ ORDER = [
     "packing",
     "plan_ahead",
     "prepared",
+    "explained",
     "explanation",
     "info",
     "jax.axes",

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import cuflash
-from cuflash import calls, explanation, pipeline
+from cuflash import calls, explained, pipeline
 from cuflash.arrays import adopt
 from cuflash.cuda import available
 from cuflash.cuda import compile as compiling
@@ -50,7 +50,7 @@ def test_explanations_are_those_of_an_h200(
     def query(device_id: int) -> DeviceLimits:
         return replace(LIMITS["90"], name="NVIDIA H200")
 
-    for module in (pipeline, explanation):
+    for module in (pipeline, explained):
         monkeypatch.setattr(module.DeviceLimits, "query", query)
     code, text = _explained()[name]
     exec(code, {"cuflash": cuflash})
