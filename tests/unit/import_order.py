@@ -216,6 +216,7 @@ APPLICATIONS = (
     "compile_command",
     "demo",
     "explain_command",
+    "explain_command_caches",
     "info_command",
     "__main__",
 )
