@@ -224,7 +224,6 @@ def _append(
     if "k" not in specs:
         return None
     taken = {name: spec for name, spec in specs.items() if name != "q" or "q_rotated" in made}
-    taken |= {name: _as_read(taken[name]) for name in ("q", "k", "v") if name in taken}
     device = specs["k_cache"].device or 0
     return plan_append({**taken, **made}, sizes, rotates, advances(options), device, scales)
 
@@ -248,8 +247,3 @@ def _left_by_append(
 
 def _readable(spec: TensorSpec) -> bool:
     return spec.rows_are_unit and spec.whole_elements
-
-
-def _as_read(spec: TensorSpec) -> TensorSpec:
-    """Return the description of an array as the append reads it: itself, or its copy."""
-    return spec if _readable(spec) else spec.contiguous()

@@ -163,6 +163,14 @@ def test_copies_are_named(fake_device: FakeDevice, name: str, rotating: Any) -> 
     assert said.kernels == _explain(**rotating).kernels
 
 
+def test_a_copied_cache_without_slots_has_its_own_name(fake_device: FakeDevice) -> None:
+    gaps = device_array((2, 0, 2, 32))[..., ::2]
+    others: dict[str, Any] = {"v_cache": (2, 0, 2, 16), "k": None, "v": None}
+    assert _explain(k_cache=gaps, **others).copies == ("k_cache",)
+    with pytest.raises(VALUE, match=r"^k_cache: got strides or an address"):
+        cuflash.prepare(**_given("kvcache", k_cache=gaps, **others))
+
+
 @pytest.mark.parametrize("operation", ["kvcache", "append"])
 def test_numpy_is_refused(
     fake_device: FakeDevice, monkeypatch: pytest.MonkeyPatch, operation: str
