@@ -10,7 +10,7 @@ import pytest
 
 import cuflash
 from cuflash import cli
-from cuflash.explain_command_caches import CACHE_OPERATIONS
+from cuflash.explain_command_caches import CACHE_OPERATIONS, arrays_of_caches
 
 from ..emulator.host_cupy import HostCupy, host_cupy
 from .told_calls import no_kernel
@@ -79,6 +79,10 @@ _ROTARY = {**_TABLES, "rotary_interleaved": False}
          {**_STEP, "alibi_slopes": (16,), "compile": True}),
         ("kvcache --window-size 64 0 --algorithm fa3 --blocks 128 128",
          {**_STEP, "window_size": (64, 0), "algorithm": "fa3", "blocks": (128, 128)}),
+        (
+            "kvcache --heads-q 8",
+            {**_STEP, "q": (1, 1, 8, 128), **_new(1, 1, 8), **_caches(1, 4096, 8)},
+        ),
         ("append", _APPEND),
         ("append --new-tokens 7 --heads-kv 2",
          {**_new(1, 7, 2), **_caches(1, 4096, 2), "dtype": "float16"}),
@@ -94,6 +98,13 @@ def test_the_options_are_those_of_the_call(
     operation: Any = options.split()[0]
     expected = str(cuflash.explain(operation=operation, **keywords))
     assert capsys.readouterr().out == f"{expected}\n"
+
+
+def test_every_entry_has_pages_of_its_own() -> None:
+    command = "explain --operation append --batch 3 --page-size 16 --seqlen-kv 40 --head-dim 8"
+    arrays = arrays_of_caches(cli._parser().parse_args(command.split()))
+    pages = _caches(9, 16, 16, dims=(8, 8))
+    assert arrays == {**pages, **_new(3, 1, 16, dims=(8, 8)), "page_table": (3, 3)}
 
 
 @pytest.mark.parametrize("options", ["--rotary", "--page-size 32", "--new-tokens 0"])
