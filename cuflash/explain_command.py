@@ -41,18 +41,9 @@ def add_explain(parser: argparse.ArgumentParser) -> None:
         parser,
         "Show what a call of these sizes would run and why: forward and backward, or over caches.",
         "%(prog)s --causal --heads-q 32 --heads-kv 8 --dtype bfloat16",
-        "%(prog)s --seqlen-q 1 --seqlen-kv 8192 --operation forward --json",
-        "%(prog)s --operation kvcache --seqlen-kv 8192 --page-size 16 --heads-q 32 --heads-kv 8",
+        "%(prog)s --operation kvcache --seqlen-kv 8192 --page-size 16 --json",
     )
-    parser.add_argument("--batch", type=int, help="default 1")
-    parser.add_argument("--seqlen-q", type=int, help="default 4096, and 1 with kvcache")
-    told = "default as --seqlen-q; with caches the slots of an entry, default 4096"
-    parser.add_argument("--seqlen-kv", type=int, help=told)
-    parser.add_argument("--heads-q", type=int, help="default 16")
-    parser.add_argument("--heads-kv", type=int, help="default as --heads-q")
-    parser.add_argument("--head-dim", type=int, default=128, help="default %(default)s")
-    parser.add_argument("--head-dim-v", type=int, help="default as --head-dim")
-    parser.add_argument("--dtype", choices=DTYPES, default="float16", help="default %(default)s")
+    _add_sizes(parser)
     parser.add_argument("--causal", action="store_true")
     _add_features(parser)
     parser.add_argument("--q-offset", type=int, help="position of query 0 among the keys")
@@ -77,6 +68,18 @@ def add_explain(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
     add_selection(parser, "auto")
     add_caches(parser)
+
+
+def _add_sizes(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--batch", type=int, help="default 1")
+    parser.add_argument("--seqlen-q", type=int, help="default 4096, and 1 with kvcache")
+    told = "default as --seqlen-q; with caches the slots of an entry, default 4096"
+    parser.add_argument("--seqlen-kv", type=int, help=told)
+    parser.add_argument("--heads-q", type=int, help="default 16")
+    parser.add_argument("--heads-kv", type=int, help="default as --heads-q")
+    parser.add_argument("--head-dim", type=int, default=128, help="default %(default)s")
+    parser.add_argument("--head-dim-v", type=int, help="default as --head-dim")
+    parser.add_argument("--dtype", choices=DTYPES, default="float16", help="default %(default)s")
 
 
 def _add_features(parser: argparse.ArgumentParser) -> None:
