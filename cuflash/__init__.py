@@ -34,7 +34,8 @@ from .errors import (
     ToolchainError,
     UnsupportedError,
 )
-from .explanation import Explanation, explain
+from .explained import Explanation
+from .explanation import explain
 from .info import Info, info
 from .merging import merge
 from .packing import cu_seqlens_of, pack, unpack

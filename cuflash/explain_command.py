@@ -9,20 +9,29 @@ from typing import Any
 
 from rich.text import Text
 
-from .arrays.spec import LAYOUTS
+from .arrays.spec import LAYOUTS, LayoutName
 from .block_mask import BlockMask
 from .command_output import Console, add_json, describe, print_json
 from .compile_command import block_of, score_text
 from .errors import ArgumentValueError
-from .explanation import Explanation, explain
+from .explain_command_caches import (
+    CACHE_OPERATIONS,
+    add_caches,
+    arrays_of_caches,
+    refuse_caches,
+)
+from .explained import Explanation
+from .explanation import explain
+from .plan_ahead import PlannedOperation
 from .planning.plan import ALGORITHMS
-from .planning.problem import DTYPES, AttentionProblem, Operation
+from .planning.problem import DTYPES, AttentionProblem
 from .tensors import QKV, differentiable
 
 __all__ = ["add_explain", "add_selection"]
 
 _ALGORITHMS = ("auto", *sorted(ALGORITHMS))
 _BACKENDS = ("auto", "cuda", "numpy")
+_OPERATIONS = ("forward", "backward", "both", *CACHE_OPERATIONS)
 
 
 def add_explain(parser: argparse.ArgumentParser) -> None:
@@ -30,25 +39,18 @@ def add_explain(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=_run)
     describe(
         parser,
-        "Show what a call of these sizes would run, forward and backward, and why.",
+        "Show what a call of these sizes would run and why: forward and backward, or over caches.",
         "%(prog)s --causal --heads-q 32 --heads-kv 8 --dtype bfloat16",
-        "%(prog)s --seqlen-q 1 --seqlen-kv 8192 --operation forward --json",
+        "%(prog)s --operation kvcache --seqlen-kv 8192 --page-size 16 --json",
     )
-    parser.add_argument("--batch", type=int, help="default 1")
-    parser.add_argument("--seqlen-q", type=int, default=4096, help="default %(default)s")
-    parser.add_argument("--seqlen-kv", type=int, help="default as --seqlen-q")
-    parser.add_argument("--heads-q", type=int, help="default 16")
-    parser.add_argument("--heads-kv", type=int, help="default as --heads-q")
-    parser.add_argument("--head-dim", type=int, default=128, help="default %(default)s")
-    parser.add_argument("--head-dim-v", type=int, help="default as --head-dim")
-    parser.add_argument("--dtype", choices=DTYPES, default="float16", help="default %(default)s")
+    _add_sizes(parser)
     parser.add_argument("--causal", action="store_true")
     _add_features(parser)
     parser.add_argument("--q-offset", type=int, help="position of query 0 among the keys")
-    parser.add_argument("--layout", choices=LAYOUTS, default="bshd", help="default %(default)s")
-    parser.add_argument(
-        "--operation", choices=("forward", "backward", "both"), default="both", help="default both"
-    )
+    parser.add_argument("--layout", choices=LAYOUTS, help="default bshd")
+    told = "default both, which is forward and backward; kvcache: attention_with_kvcache, by "
+    told += "default a step that decodes one token of every entry; append: append_kv"
+    parser.add_argument("--operation", choices=_OPERATIONS, default="both", help=told)
     parser.add_argument(
         "--wrt",
         type=lambda text: tuple(text.split(",")),
@@ -65,6 +67,19 @@ def add_explain(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--compile", action="store_true", help="also compile; report registers")
     add_json(parser)
     add_selection(parser, "auto")
+    add_caches(parser)
+
+
+def _add_sizes(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--batch", type=int, help="default 1")
+    parser.add_argument("--seqlen-q", type=int, help="default 4096, and 1 with kvcache")
+    told = "default as --seqlen-q; with caches the slots of an entry, default 4096"
+    parser.add_argument("--seqlen-kv", type=int, help=told)
+    parser.add_argument("--heads-q", type=int, help="default 16")
+    parser.add_argument("--heads-kv", type=int, help="default as --heads-q")
+    parser.add_argument("--head-dim", type=int, default=128, help="default %(default)s")
+    parser.add_argument("--head-dim-v", type=int, help="default as --head-dim")
+    parser.add_argument("--dtype", choices=DTYPES, default="float16", help="default %(default)s")
 
 
 def _add_features(parser: argparse.ArgumentParser) -> None:
@@ -123,8 +138,8 @@ def add_selection(parser: argparse.ArgumentParser, default: str | None) -> None:
 
 
 def _run(given: argparse.Namespace) -> int:
-    both: tuple[Operation, ...] = ("forward", "backward")
-    operations = [name for name in both if given.operation in (name, "both")]
+    both: tuple[PlannedOperation, ...] = ("forward", "backward")
+    operations = both if given.operation == "both" else (given.operation,)
     if given.json:
         print_json({operation: _report(given, operation) for operation in operations})
         return 0
@@ -133,7 +148,7 @@ def _run(given: argparse.Namespace) -> int:
     return 0
 
 
-def _report(given: argparse.Namespace, operation: Operation) -> dict[str, Any]:
+def _report(given: argparse.Namespace, operation: PlannedOperation) -> dict[str, Any]:
     """An explanation in the types of JSON, with its warnings."""
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
@@ -168,12 +183,12 @@ def _problem(problem: AttentionProblem) -> dict[str, Any]:
     }
 
 
-def _explained(given: argparse.Namespace, operation: Operation) -> Explanation:
+def _explained(given: argparse.Namespace, operation: PlannedOperation) -> Explanation:
     seed = given.dropout_seed
     # With "both" the forward pass gets no wrt. A forward pass alone gets it, and refuses it.
-    selects = operation == "backward" or given.operation == "forward"
+    selects = operation == "backward" or given.operation != "both"
     return explain(
-        *_shapes(given),
+        **_arrays(given),
         operation=operation,
         dtype=given.dtype,
         causal=given.causal,
@@ -193,7 +208,7 @@ def _explained(given: argparse.Namespace, operation: Operation) -> Explanation:
         cu_seqlens_kv=given.cu_seqlens_kv,
         wrt=given.wrt if selects else QKV,
         q_offset=given.q_offset,
-        layout=given.layout,
+        layout=given.layout if given.operation in CACHE_OPERATIONS else _layout(given),
         deterministic=given.deterministic,
         backend=given.backend,
         algorithm=given.algorithm,
@@ -203,30 +218,44 @@ def _explained(given: argparse.Namespace, operation: Operation) -> Explanation:
     )
 
 
+def _arrays(given: argparse.Namespace) -> dict[str, Any]:
+    """What describes q, k, v and caches."""
+    if given.operation in CACHE_OPERATIONS:
+        return arrays_of_caches(given)
+    refuse_caches(given)
+    return dict(zip(QKV, _shapes(given), strict=True))
+
+
+def _layout(given: argparse.Namespace) -> LayoutName:
+    return given.layout or "bshd"
+
+
 def _shapes(given: argparse.Namespace) -> list[tuple[int, ...]]:
     """The shapes of q, k and v in the requested layout."""
+    layout = _layout(given)
     for name, axis in (("batch", "b"), ("heads_q", "h"), ("heads_kv", "h")):
-        if axis not in given.layout and getattr(given, name) is not None:
+        if axis not in layout and getattr(given, name) is not None:
             option = f"--{name.replace('_', '-')}"
             raise ArgumentValueError(option, str(getattr(given, name)), f"a layout with {axis!r}")
     batch = 1 if given.batch is None else given.batch
     heads_q = 16 if given.heads_q is None else given.heads_q
     heads_kv = heads_q if given.heads_kv is None else given.heads_kv
-    seqlen_kv = given.seqlen_q if given.seqlen_kv is None else given.seqlen_kv
+    seqlen_q = 4096 if given.seqlen_q is None else given.seqlen_q
+    seqlen_kv = seqlen_q if given.seqlen_kv is None else given.seqlen_kv
     head_dim_v = given.head_dim if given.head_dim_v is None else given.head_dim_v
     tensors = (
-        {"b": batch, "s": given.seqlen_q, "h": heads_q, "d": given.head_dim},
+        {"b": batch, "s": seqlen_q, "h": heads_q, "d": given.head_dim},
         {"b": batch, "s": seqlen_kv, "h": heads_kv, "d": given.head_dim},
         {"b": batch, "s": seqlen_kv, "h": heads_kv, "d": head_dim_v},
     )
-    return [tuple(sizes[axis] for axis in given.layout) for sizes in tensors]
+    return [tuple(sizes[axis] for axis in layout) for sizes in tensors]
 
 
 def _slopes(given: argparse.Namespace) -> tuple[int, ...] | None:
     """The shape of the requested slopes."""
     if given.alibi_slopes is None:
         return None
-    sizes = dict(zip(given.layout, _shapes(given)[0], strict=True))
+    sizes = dict(zip(_layout(given), _shapes(given)[0], strict=True))
     batch, heads = sizes.get("b", 1), sizes.get("h", 1)
     return (heads,) if given.alibi_slopes == "heads" else (batch, heads)
 
@@ -255,6 +284,6 @@ def _bias(given: argparse.Namespace) -> tuple[tuple[int, ...], str] | None:
 
 def _of_pairs(given: argparse.Namespace, axes: str) -> tuple[int, ...]:
     """The shape of an array of pairs with these axes."""
-    q, k, _ = (dict(zip(given.layout, shape, strict=True)) for shape in _shapes(given))
+    q, k, _ = (dict(zip(_layout(given), shape, strict=True)) for shape in _shapes(given))
     sizes = {"b": q.get("b", 1), "h": q.get("h", 1), "q": q["s"], "k": k["s"]}
     return tuple(size if axis in axes else 1 for axis, size in sizes.items())

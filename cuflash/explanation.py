@@ -2,125 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .arrays.spec import LayoutName
-from .block_mask import BlockMask, split_block_mask
-from .given import add_given
-from .html_table import html_table
+from .block_mask import BlockMask
+from .caches.given import length_of
+from .caches.planned import CachePlan
+from .config import Environment
+from .cuda.available import require_cupy
+from .errors import UnsupportedError
+from .explained import Explanation, explained
 from .options import (
     AlgorithmChoice,
     BackendChoice,
     Differentiable,
+    Options,
     WindowSize,
     check_flag,
-    check_options,
-    seed_of,
 )
-from .pipeline import CallPlan, choose_device, plan_call
-from .planning.device import DeviceLimits, HostLimits
-from .planning.kernel import KernelLaunch
-from .planning.plan import Algorithm, Backend
-from .planning.problem import AttentionProblem, Operation
-from .score_mod import ScoreMod, with_arrays
+from .pipeline import choose_device, plan_call
+from .plan_ahead import PlannedOperation, check_asked, plan_with_caches
+from .score_mod import ScoreMod
 from .signature import signature_of
 from .tensors import QKV
 
-__all__ = ["Explanation", "KernelReport", "explain"]
-
-
-@dataclass(frozen=True)
-class KernelReport:
-    """One kernel of a plan.
-
-    ``registers`` and ``local_bytes`` (local memory of a thread) are known
-    once it is compiled.
-    """
-
-    name: str
-    architecture: str
-    grid: int
-    threads: int
-    shared_bytes: int
-    registers: int | None = None
-    local_bytes: int | None = None
-
-    def __str__(self) -> str:
-        compiled = ""
-        if self.registers is not None:
-            compiled = f", {self.registers} registers, {self.local_bytes} bytes of local memory"
-        return (
-            f"{self.name} ({self.architecture}): {self.grid:,} blocks of {self.threads} threads, "
-            f"{self.shared_bytes:,} bytes of shared memory{compiled}"
-        )
-
-
-@dataclass(frozen=True)
-class Explanation:
-    """A report of what a call would run; ``print`` it, or show it in a notebook.
-
-    Attributes
-    ----------
-    problem
-        The problem of the call.
-    backend, algorithm
-        The chosen backend and algorithm.
-    reason
-        The reason for the tile.
-    not_taken
-        Better algorithms and why each was not chosen.
-    block_q, block_kv
-        The tile: query rows and key rows.
-    kernels
-        The launched kernels, in order; none in the NumPy backend.
-    workspace_bytes
-        Device memory besides inputs and outputs.
-    copies
-        Names of arrays that are copied before or after the kernels. It is assumed
-        that lse and dlse are given, and that dout has q's dtype.
-    device
-        The device that the tile was chosen for.
-    """
-
-    problem: AttentionProblem
-    backend: Backend
-    algorithm: Algorithm
-    reason: str
-    not_taken: tuple[tuple[Algorithm, str], ...]
-    block_q: int
-    block_kv: int
-    kernels: tuple[KernelReport, ...]
-    workspace_bytes: int
-    copies: tuple[str, ...]
-    device: str
-
-    def __str__(self) -> str:
-        return "\n".join(f"{name:<13}{value}" for name, value in self._rows())
-
-    def _repr_html_(self) -> str:
-        return html_table(self._rows())
-
-    def _rows(self) -> list[tuple[str, str]]:
-        return [
-            ("problem", str(self.problem)),
-            ("runs", f"{self.algorithm} on {self.backend} ({self.device})"),
-            ("tile", f"{self.block_q} queries x {self.block_kv} keys: {self.reason}"),
-            *(("kernel", str(kernel)) for kernel in self.kernels),
-            ("workspace", f"{self.workspace_bytes:,} bytes"),
-            ("copies", ", ".join(self.copies) or "none"),
-            *((f"not {name}", why) for name, why in self.not_taken),
-        ]
+__all__ = ["explain"]
 
 
 def explain(
-    q: Any,
-    k: Any,
-    v: Any,
+    q: Any = None,
+    k: Any = None,
+    v: Any = None,
     *,
-    operation: Operation = "forward",
+    operation: PlannedOperation = "forward",
     dtype: Any = None,
+    k_cache: Any = None,
+    v_cache: Any = None,
+    cache_seqlens: Any = None,
+    page_table: Any = None,
+    cache_batch_idx: Any = None,
+    cache_leftpad: Any = None,
+    rotary_cos: Any = None,
+    rotary_sin: Any = None,
+    rotary_interleaved: bool | None = None,
+    rotary_seqlens: Any = None,
+    k_scale: Any = None,
+    v_scale: Any = None,
+    cache_dtype: Any = None,
+    max_seqlen_q: int | None = None,
+    overflow: Any = None,
     causal: bool = False,
     window_size: WindowSize | None = None,
     softcap: float | None = None,
@@ -155,10 +86,19 @@ def explain(
     q, k, v : array or tuple of int
         The arrays of the call, or their shapes. Shapes need ``dtype``, and stand for
         contiguous arrays in the memory where the call would compute.
-    operation : {"forward", "backward"}
-        The pass.
+    operation : {"forward", "backward", "kvcache", "append"}
+        The pass; or :func:`attention_with_kvcache` or :func:`append_kv`, with the arguments of
+        these functions, planned for CUDA. Arguments that the operation does not take are refused.
     compile : bool
         Also compile, and report registers.
+    k_cache, v_cache, page_table, cache_batch_idx, cache_leftpad : optional
+        As for :func:`prepare`.
+    rotary_cos, rotary_sin, rotary_interleaved, rotary_seqlens, overflow : optional
+        As for :func:`prepare`.
+    k_scale, v_scale, cache_dtype, max_seqlen_q : optional
+        As for :func:`prepare`.
+    cache_seqlens : optional
+        As for :func:`prepare`; or an int, as for the call.
     alibi_slopes, bias, mask, block_mask, sinks, dropout_seed : optional
         As for :func:`prepare`.
     seqused_q, seqused_kv, cu_seqlens_q, cu_seqlens_kv : optional
@@ -171,12 +111,19 @@ def explain(
     Returns
     -------
     Explanation
-        A frozen record that prints itself.
+        A frozen record that prints itself. With caches its kernels are those of the append, then
+        those of attention; the rest is about attention, or about the append if it is alone. The
+        workspace is that of full caches, whatever the lengths are.
 
     Raises
     ------
     CuflashError
         What the call itself would raise.
+    UnsupportedError, BackendUnavailableError
+        Also with caches where NumPy would compute. NumPy appends without kernels, and plans
+        attention in the call, for the longest length or for one entry after the other.
+    ArgumentTypeError
+        Also for arrays in host memory beside caches; shapes take their place.
 
     Examples
     --------
@@ -186,74 +133,33 @@ def explain(
     >>> said.algorithm, said.backend, said.workspace_bytes
     ('fa2', 'numpy', 0)
     """
-    block, shown = split_block_mask(block_mask)
-    seed, seeds = seed_of(dropout_seed)
-    score, of_score = with_arrays(score_mod)
-    options = check_options(
-        causal=causal,
-        window_size=window_size,
-        softcap=softcap,
-        score_mod=score,
-        block_mask=block,
-        dropout_p=dropout_p,
-        dropout_seed=seed,
-        scale=scale,
-        q_offset=q_offset,
-        layout=layout,
-        out_dtype=out_dtype,
-        wrt=wrt,
-        deterministic=deterministic,
-        backend=backend,
-        algorithm=algorithm,
-        blocks=blocks,
-        kv_chunk=kv_chunk,
-    )
+    given = dict(locals())
+    options, arrays = check_asked(given, explain)
     compiled = check_flag("compile", compile)
-    arrays = {"q": q, "k": k, "v": v}
-    lengths = seqused_q, seqused_kv, cu_seqlens_q, cu_seqlens_kv
-    add_given(arrays, (alibi_slopes, bias, mask, shown, sinks, seeds, *lengths), of_score)
-    given = signature_of(operation, arrays, dtype, options, choose_device(None, options))
-    device = choose_device(given[0][1].device, options)
-    return _report(plan_call(operation, given, options, device), compiled)
+    if operation == "append" or operation == "kvcache":
+        return explained(_with_caches(given, options), compiled)
+    specs = signature_of(operation, arrays, dtype, options, choose_device(None, options))
+    device = choose_device(specs[0][1].device, options)
+    return explained(plan_call(operation, specs, options, device), compiled)
 
 
-def _report(planned: CallPlan, compiled: bool) -> Explanation:
-    plan = planned.plan
-    kernels = [_kernel_report(launch) for launch in plan.launches]
-    if compiled and planned.device is not None:
-        made = iter(planned.launcher.kernels)
-        kernels = [
-            replace(report, registers=kernel.registers, local_bytes=kernel.local_bytes)
-            for report, kernel in zip((k for k in kernels if k.grid), made, strict=True)
-        ]
-    return Explanation(
-        problem=plan.problem,
-        backend=plan.backend,
-        algorithm=plan.algorithm,
-        reason=plan.reason,
-        not_taken=plan.rejected,
-        block_q=plan.tile.block_q,
-        block_kv=plan.tile.block_kv,
-        kernels=tuple(kernels),
-        workspace_bytes=planned.workspace_bytes,
-        copies=planned.copied,
-        device=_device_text(planned.device),
+def _with_caches(given: Mapping[str, Any], options: Options) -> CachePlan:
+    """The plan of an operation with caches, whose ``cache_seqlens`` may be a number."""
+    where = _device_of_caches(given["operation"], options)
+    length, lengths = length_of(given["cache_seqlens"])
+    given = {**given, "cache_seqlens": "int32" if length is not None else lengths}
+    return plan_with_caches(given, options, where, length)
+
+
+def _device_of_caches(operation: str, options: Options) -> int:
+    """The CUDA device of arrays that do not exist yet: NumPy's part has no plan ahead of a call."""
+    where = choose_device(None, options)
+    if where is not None:
+        return where
+    if options.backend == "auto" and Environment.read().backend == "auto":
+        require_cupy(f"CUDA, for which alone operation={operation!r} is explained,")
+    raise UnsupportedError(
+        f"operation={operation!r} is not explained for NumPy, where nothing is planned ahead of "
+        "the call: it appends without kernels, and attends to as many keys as the lengths in "
+        "cache_seqlens say then"
     )
-
-
-def _kernel_report(launch: KernelLaunch) -> KernelReport:
-    config = launch.config
-    return KernelReport(
-        name=f"{config.generation}/{config.kernel}",
-        architecture=config.architecture,
-        grid=launch.grid,
-        threads=config.threads,
-        shared_bytes=config.shared_bytes,
-    )
-
-
-def _device_text(device: int | None) -> str:
-    if device is None:
-        return f"CPU, {HostLimits.query().cache:,} bytes of cache a core"
-    limits = DeviceLimits.query(device)
-    return f"{limits.name}, {limits.architecture}, {limits.num_sms} multiprocessors"

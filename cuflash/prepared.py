@@ -2,48 +2,28 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, get_args
+from typing import Any
 
 import numpy as np
 
 from .addresses import addresses_of
 from .arrays.spec import LayoutName, TensorSpec
-from .block_mask import BlockMask, split_block_mask
-from .caches.described import describe_caches
-from .caches.planned import CACHE_ARGUMENTS, NO_ARRAYS, TAKEN, CachePlan, plan_caches
+from .block_mask import BlockMask
+from .caches.planned import CachePlan
 from .cuda.available import device_count, require_device
 from .cuda.current import current_stream
-from .errors import ArgumentTypeError, ArgumentValueError, shown
-from .given import add_given
+from .errors import ArgumentTypeError, ArgumentValueError
 from .html_table import html_table
-from .options import (
-    AlgorithmChoice,
-    Differentiable,
-    Options,
-    WindowSize,
-    check_options,
-    names_of,
-    seed_of,
-)
+from .options import AlgorithmChoice, Differentiable, WindowSize
 from .pipeline import CallPlan, choose_device, plan_call
+from .plan_ahead import PlannedOperation, check_asked, plan_with_caches
 from .planning.plan import Plan
-from .score_mod import ScoreMod, with_arrays
+from .score_mod import ScoreMod
 from .signature import check_copies, check_place, signature_of
 from .tensors import QKV
 
 __all__ = ["Prepared", "prepare"]
-
-PreparedOperation = Literal["forward", "backward", "kvcache", "append"]
-
-#: Arguments of every operation.
-_OF_ALL = ("operation", "dtype", "device")
-#: Keywords that are passed on unchanged.
-_KEYWORDS = (
-    *("causal", "window_size", "softcap", "dropout_p", "scale", "q_offset", "layout", "out_dtype"),
-    *("wrt", "deterministic", "algorithm", "blocks", "kv_chunk"),
-)
 
 
 class Prepared:
@@ -133,7 +113,7 @@ def prepare(
     k: Any = None,
     v: Any = None,
     *,
-    operation: PreparedOperation = "forward",
+    operation: PlannedOperation = "forward",
     dtype: Any = None,
     k_cache: Any = None,
     v_cache: Any = None,
@@ -236,56 +216,18 @@ def prepare(
         As for :func:`attention`, and for :func:`attention_with_kvcache`.
     """
     given = dict(locals())
-    _check_taken(given)
-    block, blocks_shown = split_block_mask(block_mask)
-    seed, seeds = seed_of(dropout_seed)
-    score, of_score = with_arrays(score_mod)
-    checked = {"score_mod": score, "block_mask": block, "dropout_seed": seed, "backend": "cuda"}
-    options = check_options(**{name: given[name] for name in _KEYWORDS}, **checked)
+    options, arrays = check_asked(given, prepare)
     where = _check_device(device)
     if operation == "append" or operation == "kvcache":
-        return Prepared(_with_caches(given, options, where))
-    arrays = {"q": q, "k": k, "v": v}
-    lengths = seqused_q, seqused_kv, cu_seqlens_q, cu_seqlens_kv
-    add_given(arrays, (alibi_slopes, bias, mask, blocks_shown, sinks, seeds, *lengths), of_score)
+        with_caches = plan_with_caches(given, options, where)
+        check_copies(with_caches.copied)
+        return Prepared(with_caches)
     specs = signature_of(operation, arrays, dtype, options, where)
     for name, spec in specs:
         check_place(name, spec, device)
     planned = plan_call(operation, specs, options, choose_device(specs[0][1].device, options))
     check_copies(planned.copied)
     return Prepared(planned)
-
-
-def _with_caches(given: Mapping[str, Any], options: Options, where: int) -> CachePlan:
-    """The plan of an operation with caches."""
-    names = ("q", "k", "v", "cu_seqlens_q", "alibi_slopes", "sinks", *CACHE_ARGUMENTS)
-    arrays = {name: given[name] for name in names if name not in NO_ARRAYS}
-    if given["operation"] == "kvcache" and given["q"] is None:
-        raise ArgumentTypeError("q", "None", "an array, or its shape")
-    specs, scales = describe_caches(arrays, given["dtype"], options, where)
-    for name, spec in specs.items():
-        check_place(name, spec, given["device"])
-    choose_device(specs["k_cache"].device, options)
-    return plan_caches(specs, given["rotary_interleaved"], options, scales, given["max_seqlen_q"])
-
-
-def _check_taken(given: Mapping[str, Any]) -> None:
-    """Refuse an unknown operation, and arguments that the operation does not take."""
-    operation = given["operation"]
-    if not isinstance(operation, str) or operation not in get_args(PreparedOperation):
-        expected = names_of(get_args(PreparedOperation))
-        raise ArgumentValueError("operation", shown(operation), f"one of {expected}")
-    taken = TAKEN.get(operation)
-    refused = (
-        CACHE_ARGUMENTS if taken is None else [n for n in given if n not in (*_OF_ALL, *taken)]
-    )
-    parameters = inspect.signature(prepare).parameters
-    for name in refused:
-        value, default = given[name], parameters[name].default
-        plain = isinstance(value, (bool, str, tuple)) and type(value) is type(default)
-        if value is not default and not (plain and value == default):
-            said = f"nothing: operation={operation!r} has none"
-            raise ArgumentValueError(name, shown(value), said)
 
 
 def _check_device(device: Any) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,7 +19,7 @@ from ..features.float8 import NAMES as SCALES
 from ..features.float8 import float8_use
 from ..features.packed_queries import packed_tokens
 from ..features.use import Operand
-from ..planning.append_step import AppendProblem, append_plan
+from ..planning.append_step import AppendProblem, RowPlan, append_plan
 from ..planning.device import DeviceLimits
 from ..planning.problem import DTYPES
 from .float8 import Numbers
@@ -26,12 +27,14 @@ from .given import CacheCall, Sizes
 from .packed import ARGUMENT, with_batch_axis
 
 __all__ = [
+    "AppendPlan",
     "Appended",
     "append",
     "forget_appends",
     "lengths_before",
     "places",
-    "ready_append",
+    "plan_append",
+    "planned_append",
 ]
 
 #: Arrays that captured calls allocated: their graphs may run as long as the process does.
@@ -52,6 +55,31 @@ class Appended(NamedTuple):
 
     lengths: Any  # int32, (batch,): length of every entry after the append
     queries: Any  # rotated, or as they were given
+
+
+@dataclass(frozen=True)
+class AppendPlan:
+    """The plan of an append.
+
+    Attributes
+    ----------
+    plan
+        One kernel.
+    strides
+        Strides of every array of the kernel, by the name of its parameter, in the order of the
+        addresses of a run.
+    device
+        The device that runs it.
+    """
+
+    plan: RowPlan
+    strides: Mapping[str, tuple[int, ...]]
+    device: int
+
+    @functools.cached_property
+    def launcher(self) -> PreparedPlan:
+        """The compiled kernel, kept as long as this plan."""
+        return PreparedPlan(self.plan, self.strides, self.device)
 
 
 def lengths_before(call: CacheCall) -> Any:
@@ -137,20 +165,20 @@ def _launch(
 ) -> None:
     specs = {name: adopt(name, array).spec for name, array in natives.items()}
     made = specs, call.sizes, call.interleaved, advance
-    ready = ready_append(*made, call.device or 0, call.scales)
+    ready = plan_append(*made, call.device or 0, call.scales).launcher
     tell(ready.plan)
     ready.run(tuple(address(natives[name]) for name in ready.names), 0, stream)
 
 
-def ready_append(
+def plan_append(
     specs: Mapping[str, TensorSpec],
     sizes: Sizes,
     interleaved: bool | None,
     advance: bool,
     device: int,
     scales: Numbers | None = None,
-) -> PreparedPlan:
-    """Return the compiled kernel of an append; its ``names`` are those of its arrays, in order.
+) -> AppendPlan:
+    """Return the plan of an append, which nothing compiles yet.
 
     Parameters
     ----------
@@ -172,17 +200,17 @@ def ready_append(
         "rotary_interleaved": int(interleaved or 0),
         "queries_advance": int(advance),
     }
-    return prepared_append(given, tuple(numbers.items()), device, scales)
+    return planned_append(given, tuple(numbers.items()), device, scales)
 
 
 @functools.lru_cache(maxsize=256)
-def prepared_append(
+def planned_append(
     given: _Specs,
     numbers: tuple[tuple[str, int], ...],
     device: int,
     scales: Numbers | None = None,
-) -> PreparedPlan:
-    """Return the compiled kernel for arrays of these descriptions.
+) -> AppendPlan:
+    """Return the plan for arrays of these descriptions.
 
     Parameters
     ----------
@@ -193,7 +221,7 @@ def prepared_append(
     device
         The device that runs the kernel.
     scales
-        As for :func:`ready_append`.
+        As for :func:`plan_append`.
     """
     specs = dict(given)
     limits = DeviceLimits.query(device)
@@ -204,13 +232,12 @@ def prepared_append(
     fields = {**dict(numbers), **more}
     unsigned = tuple((name, value % 2**64) for name, value in fields.items())
     plan = append_plan(problem, limits, unsigned)
-    strides = {name: _strides(name, spec) for name, spec in given}
-    return PreparedPlan(plan, strides, device)
+    return AppendPlan(plan, {name: _strides(name, spec) for name, spec in given}, device)
 
 
 def forget_appends() -> None:
-    """Forget the prepared appends: later ones are prepared in the environment of that time."""
-    prepared_append.cache_clear()
+    """Forget the planned appends: later ones are compiled in the environment of that time."""
+    planned_append.cache_clear()
 
 
 def _problem(specs: dict[str, TensorSpec], scales: Numbers | None) -> AppendProblem:

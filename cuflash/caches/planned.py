@@ -1,4 +1,4 @@
-"""Prepares calls with caches ahead: from shapes to compiled kernels and a workspace."""
+"""Plans calls with caches ahead: from shapes to kernels and a workspace."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ from ..options import Options
 from ..pipeline import CallPlan
 from ..planning.kernel import lay_out
 from ..planning.plan import Plan
-from ..signature import check_copies
 from .as_attention import OWN_NAMES, advances, plan_attention
 from .checks import check_specs
 from .described import FEATURES, PER_ENTRY, TABLES
-from .device import ready_append
+from .device import AppendPlan, plan_append
 from .float8 import Numbers
 from .given import Sizes
 from .packed import ARGUMENT, without_batch_axis
@@ -78,24 +77,49 @@ class CachePlan:
     ----------
     plan
         The plan of attention, or of the append where there is no attention.
+    append, attention
+        Both parts; None where there is no such part.
     tensors
         Every array of a run, by argument name, and ``out`` and ``lse``.
     scratch
         Byte offsets in the workspace of the append's results for attention.
     workspace_bytes
         Bytes of attention's workspace and of the scratch after it.
-    launcher
-        The compiled kernels.
-    addresses
-        Checks the addresses of a run.
+    copied
+        Names of the arrays that the kernels cannot read in place.
+    device
+        The device that computes.
     """
 
     plan: Plan
+    append: AppendPlan | None
+    attention: CallPlan | None
     tensors: Mapping[str, TensorSpec]
     scratch: Mapping[str, int]
     workspace_bytes: int
-    launcher: _Steps
-    attention: CallPlan | None
+    copied: tuple[str, ...]
+    device: int
+
+    @property
+    def parts(self) -> tuple[AppendPlan | CallPlan, ...]:
+        """The parts that launch kernels, in the order in which they run."""
+        attention = self.attention
+        if attention is not None and attention.plan.problem.empty:
+            attention = None
+        return tuple(part for part in (self.append, attention) if part is not None)
+
+    @functools.cached_property
+    def launcher(self) -> _Steps:
+        """The compiled kernels, kept as long as this plan."""
+        there = (*self.tensors, *self.scratch)
+        places = {name: place for place, name in enumerate(there)}
+        steps = []
+        for part in self.parts:
+            names = part.launcher.names
+            if part is self.attention:
+                names = tuple(_argument_of(name, places) for name in part.tensors)
+            steps.append(_Step(part.launcher, tuple(places[name] for name in names)))
+        return _Steps(self.device, tuple(steps))
 
     @functools.cached_property
     def addresses(self) -> Addresses:
@@ -121,8 +145,9 @@ def plan_caches(
     options: Options,
     scales: Numbers | None = None,
     max_seqlen_q: Any = None,
+    length: int | None = None,
 ) -> CachePlan:
-    """Check a call with caches, plan it and compile its kernels.
+    """Check a call with caches, and plan it; its kernels are compiled where they are first used.
 
     Parameters
     ----------
@@ -136,22 +161,22 @@ def plan_caches(
         For float8 caches the scales that are numbers, not arrays; None for other caches.
     max_seqlen_q
         As it was given.
+    length
+        ``cache_seqlens`` if it is a number.
 
     Raises
     ------
     ArgumentTypeError, ArgumentValueError, UnsupportedError
-        As for the call itself; also if the kernels need a copy of an array.
+        As for the call itself.
     """
     plain = {name: spec for name, spec in specs.items() if name not in FEATURES}
-    rotates, sizes = check_specs(plain, None, interleaved, scales is not None, max_seqlen_q)
+    rotates, sizes = check_specs(plain, length, interleaved, scales is not None, max_seqlen_q)
     attends = "q" in specs
-    check_copies([n for n in ("q", "k", "v") if n in specs and not _readable(specs[n])])
     made = _left_by_append(specs, sizes, rotates) if attends and "k" in specs else {}
     attention = None
     if attends:
         seen = {**specs, "q": made.get("q_rotated", specs["q"])}
         attention = plan_attention(seen, sizes, options, scales)
-        check_copies([*attention.copied])
     append = _append(specs, made, sizes, rotates, options, scales)
     return _planned(specs, made, attention, append)
 
@@ -160,31 +185,32 @@ def _planned(
     specs: Mapping[str, TensorSpec],
     made: Mapping[str, TensorSpec],
     attention: CallPlan | None,
-    append: PreparedPlan | None,
+    append: AppendPlan | None,
 ) -> CachePlan:
-    """Return both steps over one list of addresses: the arrays, then the scratch."""
+    """Return both parts over one list of addresses: the arrays, then the scratch."""
     tensors, first = dict(specs), 0
+    copied = [name for name in ("q", "k", "v") if name in specs and not _readable(specs[name])]
+    plans: list[Plan] = [] if append is None else [append.plan]
     if attention is not None:
+        plans = [attention.plan]
         made_by_it = {name: attention.tensors[name] for name in ("out", "lse")}
         packed = ARGUMENT in specs
         tensors |= {n: without_batch_axis(s) if packed else s for n, s in made_by_it.items()}
         first = attention.workspace_bytes
+        copied += [OWN_NAMES.get(name, name) for name in attention.copied]
     behind = [(name, spec.nbytes) for name, spec in made.items()]
     scratch = {b.name: b.offset for b in lay_out([("", first), *behind]) if b.name}
     ends = [scratch[name] + made[name].nbytes for name in scratch]
-    places = {name: place for place, name in enumerate((*tensors, *scratch))}
-    steps, plans = [], []
-    if append is not None:
-        plans.append(append.plan)
-        steps.append(_Step(append, tuple(places[name] for name in append.names)))
-    if attention is not None:
-        plans.append(attention.plan)
-        names = (_argument_of(name, {*scratch, *tensors}) for name in attention.tensors)
-        if not attention.plan.problem.empty:
-            steps.append(_Step(attention.launcher, tuple(places[name] for name in names)))
-    device = specs["k_cache"].device or 0
-    launcher = _Steps(device, tuple(steps))
-    return CachePlan(plans[-1], tensors, scratch, max([first, *ends]), launcher, attention)
+    return CachePlan(
+        plan=plans[0],
+        append=append,
+        attention=attention,
+        tensors=tensors,
+        scratch=scratch,
+        workspace_bytes=max([first, *ends]),
+        copied=tuple(dict.fromkeys(copied)),
+        device=specs["k_cache"].device or 0,
+    )
 
 
 def _append(
@@ -194,12 +220,12 @@ def _append(
     rotates: bool | None,
     options: Options,
     scales: Numbers | None,
-) -> PreparedPlan | None:
+) -> AppendPlan | None:
     if "k" not in specs:
         return None
     taken = {name: spec for name, spec in specs.items() if name != "q" or "q_rotated" in made}
     device = specs["k_cache"].device or 0
-    return ready_append({**taken, **made}, sizes, rotates, advances(options), device, scales)
+    return plan_append({**taken, **made}, sizes, rotates, advances(options), device, scales)
 
 
 def _argument_of(name: str, there: Container[str]) -> str:

@@ -10,7 +10,8 @@ import numpy as np
 from ..command_output import Console
 from ..dispatch import observe
 from ..errors import UnsupportedError
-from ..explanation import Explanation, explain
+from ..explained import Explanation
+from ..explanation import explain
 from ..planning.plan import ALGORITHMS, Plan
 from .evidence import bigram_loss, gradient_errors
 from .generate import generate

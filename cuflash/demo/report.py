@@ -10,7 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Column, Table
 from rich.text import Text as Line
 
-from ..explanation import Explanation
+from ..explained import Explanation
 from .generate import Generated
 from .options import DTYPES, Options
 from .text import Text

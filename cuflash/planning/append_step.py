@@ -140,4 +140,4 @@ def _row_plan(
     config = replace(config, copies="element", workspace_copies="element")
     grid = min(ceil_div(rows, tile.warps), _BLOCKS_PER_SM * limits.num_sms)
     launch = KernelLaunch(config, grid, numbers)
-    return RowPlan(problem, "cuda", "fa2", tile, "", launches=(launch,))
+    return RowPlan(problem, "cuda", "fa2", tile, "a warp for each row", launches=(launch,))

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 
 import cuflash
 from cuflash.arrays.spec import TensorSpec
-from cuflash.caches.device import prepared_append
+from cuflash.caches.device import planned_append
 
 from ..kit.caches import Built, CacheCase, build, cases, same_bits
 from .build import compiler, last_blocks_first
@@ -181,5 +181,5 @@ def _run(arrays: dict[str, np.ndarray], numbers: dict[str, int]) -> None:
     )  # fmt: skip
     numbers = {"rotary_interleaved": 0, "queries_advance": 0, **numbers}
     with emulated_device("90"):
-        ready = prepared_append(specs, tuple(numbers.items()), 0)
+        ready = planned_append(specs, tuple(numbers.items()), 0).launcher
         ready.run(tuple(a.ctypes.data for a in arrays.values()), 0, 0)

@@ -149,8 +149,8 @@ _OF_CUDA = (
     Bug(
         "an append is launched on the first device",
         _DEVICE,
-        "ready_append(*made, call.device or 0, call.scales)",
-        "ready_append(*made, 0, call.scales)",
+        "plan_append(*made, call.device or 0, call.scales)",
+        "plan_append(*made, 0, call.scales)",
         _ANOTHER_DEVICE,
     ),
     Bug(

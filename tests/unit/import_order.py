@@ -169,7 +169,9 @@ ORDER = [
     "api",
     "dropout",
     "packing",
+    "plan_ahead",
     "prepared",
+    "explained",
     "explanation",
     "info",
     "jax.axes",
@@ -214,6 +216,7 @@ APPLICATIONS = (
     "compile_command",
     "demo",
     "explain_command",
+    "explain_command_caches",
     "info_command",
     "__main__",
 )

@@ -163,6 +163,17 @@ def test_addresses_that_were_not_planned_are_refused(
     assert not fake_device.launched
 
 
+@pytest.mark.parametrize("operation", ["append", "kvcache"])
+def test_it_runs_on_the_device_that_is_named(fake_device: FakeDevice, operation: str) -> None:
+    prepared = _prepare(operation, device=1)
+    assert {spec.device for spec in prepared.tensors.values()} == {1}
+    fake_device.streams[1] = 7
+    prepared.run(_pointers(prepared), workspace=ADDRESS)
+    assert {*fake_device.queued} == {(1, 7)}
+    with pytest.raises(VALUE, match=r"^device: got 1; expected 0, where k is"):
+        _prepare(operation, k=device_array(NEW), device=1)
+
+
 def test_without_entries_nothing_runs(fake_device: FakeDevice) -> None:
     none: dict[str, Any] = dict.fromkeys(("k", "v"), (0, *NEW[1:]))
     caches = dict.fromkeys(("k_cache", "v_cache"), (0, *CACHE[1:]))

@@ -11,11 +11,10 @@ import numpy as np
 import pytest
 
 import cuflash
-from cuflash import calls, explanation, pipeline
+from cuflash import calls, pipeline
 from cuflash.arrays import adopt
 from cuflash.cuda import available
 from cuflash.cuda import compile as compiling
-from cuflash.planning.device import DeviceLimits
 
 from ..architectures import LIMITS
 from .documents import read
@@ -24,6 +23,7 @@ from .fake_device import FakeDevice, fake_device
 __all__ = ["fake_device"]
 
 ALGORITHMS = read("docs/guide/algorithms.md")
+CACHES = read("docs/guide/caches.md")
 TROUBLESHOOTING = read("docs/guide/troubleshooting.md")
 
 
@@ -36,30 +36,26 @@ def _no_backend_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 def _explained() -> dict[str, tuple[str, str]]:
     """Code and its output, for every explanation."""
     pattern = r"```python\n((?:(?!```).)*)```\n\n<!-- explain: (\w+) -->\n```\n(.*?)```"
-    found = re.findall(pattern, ALGORITHMS, re.DOTALL)
+    found = re.findall(pattern, ALGORITHMS + CACHES, re.DOTALL)
     return {name: (code, text) for code, name, text in found}
 
 
-@pytest.mark.parametrize("name", ["causal", "backward", "unaligned"])
+@pytest.mark.parametrize("name", ["causal", "backward", "unaligned", "kvcache"])
 def test_explanations_are_those_of_an_h200(
     fake_device: FakeDevice,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     name: str,
 ) -> None:
-    def query(device_id: int) -> DeviceLimits:
-        return replace(LIMITS["90"], name="NVIDIA H200")
-
-    for module in (pipeline, explanation):
-        monkeypatch.setattr(module.DeviceLimits, "query", query)
+    monkeypatch.setitem(LIMITS, "90", replace(LIMITS["90"], name="NVIDIA H200"))
     code, text = _explained()[name]
     exec(code, {"cuflash": cuflash})
     assert capsys.readouterr().out == text
 
 
 def test_every_explanation_is_held_to_that() -> None:
-    assert set(_explained()) == {"causal", "backward", "unaligned"}
-    assert ALGORITHMS.count("<!-- explain:") == 3
+    assert set(_explained()) == {"causal", "backward", "unaligned", "kvcache"}
+    assert (ALGORITHMS + CACHES).count("<!-- explain:") == 4
 
 
 def _messages() -> list[str]:
