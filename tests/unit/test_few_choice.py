@@ -48,7 +48,8 @@ def test_chunks_that_are_tried_are_powers_of_two_and_at_most_64() -> None:
 
 @pytest.mark.parametrize("chunk", [0, 256])
 @pytest.mark.parametrize(
-    ("group", "queries", "keys"), [(1, 16, 300), (8, 3, 300), (12, 5, 1000), (16, 16, 1000)]
+    ("group", "queries", "keys"),
+    [(1, 16, 300), (8, 3, 300), (12, 5, 1000), (16, 16, 1000), (3, 16, 1000)],
 )
 def test_a_time_is_of_the_blocks_that_are_launched(
     group: int, queries: int, keys: int, chunk: int
@@ -89,6 +90,21 @@ def test_the_last_chunk_counts_like_the_others() -> None:
     assert _time(alone, 4096) == _time(alone, 1000)
     work = few(132, (1, 1), (1, 1025))
     assert _time(work, 1024) > _time(replace(work, seqlen_kv=1024), 1024) + 2
+
+
+def test_a_round_is_of_as_many_blocks_as_multiprocessors() -> None:
+    """So many blocks are one round, and half as many have a way to the memory each."""
+    times = {blocks: _time(few(blocks, (1, 1), (1, 8192))) for blocks in (65, 66, 67, 131, 132)}
+    assert times[66] == times[65] < times[67] - 10
+    assert times[132] - times[131] < 1
+
+
+def test_a_block_takes_time_for_the_rows_that_it_has() -> None:
+    """Those of eight drafted tokens of four heads take about 3 us more than four rows."""
+    one, eight = (_time(few(1, (32, 8), (queries, 32768)), 2048) for queries in (1, 8))
+    assert 2 < eight - one < 4
+    shared = few(8, (16, 1), (2, 4096)), few(1, (16, 1), (16, 4096))  # 8 blocks of 32 rows
+    assert _time(shared[0]) == _time(shared[1])
 
 
 def test_nothing_to_read_is_planned() -> None:
