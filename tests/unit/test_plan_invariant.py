@@ -8,10 +8,13 @@ from typing import Any
 
 import pytest
 
+from cuflash.features.packed_group import with_packed_group
+from cuflash.planning import invariant
 from cuflash.planning.device import HostLimits
+from cuflash.planning.forward_time import ForwardWork
 from cuflash.planning.invariant import batch_invariant_plan
 from cuflash.planning.key_chunks import chunk_of
-from cuflash.planning.plan import plan
+from cuflash.planning.plan import Plan, plan
 from cuflash.planning.problem import AttentionProblem
 from cuflash.planning.tiles.fa2_few import Fa2FewTile, few_tile, with_whole_rows
 
@@ -126,3 +129,32 @@ def test_one_packed_query_is_planned_like_two() -> None:
         one, two = (_plan(6, 6, most, capacity, causal=True) for most in (1, 2))
         assert (one.tile, one.algorithm) == (two.tile, two.algorithm)
         assert chunk_of(one.problem) == chunk_of(two.problem)
+    two_of_eight = _packed(few(8, (64, 8), (2, 8192)), 5, 9)  # 8 heads of a group
+    assert batch_invariant_plan(two_of_eight, H200).tile.rows == 16
+
+
+def test_other_totals_without_a_mask_have_the_choice_of_the_first() -> None:
+    invariant._choice.cache_clear()
+    for total in (7, 8, 27):
+        _plan(3, total, 5, 8192)
+    assert invariant._choice.cache_info().misses == 1
+
+
+@pytest.mark.parametrize("keys", [8192, 131072])
+@pytest.mark.parametrize("width", [64, 128])
+def test_fa3_has_a_tile_and_a_chunk_that_are_nearly_the_fastest(width: int, keys: int) -> None:
+    """In no batch is the predicted time 1.2 times that of the plan that knows the batch."""
+    taken = set()
+    for batch in (1, 2, 3, 8, 24, 64, 128):
+        problem = few(batch, (64, 8), (1, keys), width)
+        made = [make(problem, H200, algorithm="fa3") for make in (batch_invariant_plan, plan)]
+        times = [_time_of_fa3(chosen) for chosen in made]
+        assert times[0] < 1.2 * times[1], batch
+        taken.add((made[0].tile, chunk_of(made[0].problem)))
+    assert len(taken) == 1
+
+
+def _time_of_fa3(chosen: Plan) -> float:
+    tile, packed = chosen.tile, with_packed_group(chosen.problem)
+    blocks = tile.block_q, tile.block_kv, tile.blocks_per_sm
+    return ForwardWork(packed, H200, *blocks, chunk_of(chosen.problem)).time(tile.step)
