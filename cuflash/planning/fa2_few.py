@@ -27,20 +27,23 @@ _MOST_CHUNKS = 64
 #: Bytes per microsecond of an H200: of all multiprocessors together, and of one alone, by the
 #: bytes of a stored number.
 _MEMORY, _ALONE = 4.5e6, {1: 0.034e6, 2: 0.064e6}
-#: The same of one where more than half of all multiprocessors have a block: two seem to share a
-#: way to the memory.
-_BESIDE = {1: 0.034e6, 2: 0.051e6}
+#: Where more than half of all multiprocessors have a block, but not all, blocks take longer than
+#: either rate says: by up to this part of the time that one needs alone.
+_CROWDED = 0.2
+#: This grows over so large a share of the multiprocessors, without and with chunks that a block
+#: merges, and falls to nothing over the last share.
+_GROWS, _FALLS = {False: 0.04, True: 0.15}, 0.35
 #: Microseconds of a launch, and of a chunk of eight rows that a block merges.
-_LAUNCH, _CHUNK = 5.0, {1: 0.75, 2: 1.0}
+_LAUNCH, _CHUNK = 5.0, 0.75
 #: Microseconds until a multiprocessor is busy again after a round of blocks. With 16-bit numbers
 #: other multiprocessors use the memory meanwhile, so further rounds cost less.
-_ROUND = {1: 4.0, 2: 2.5}
+_ROUND = {1: 4.0, 2: 3.3}
 #: Microseconds of each row of a block beyond the first four: its warps' results are merged.
 _ROW = 0.1
 #: Microseconds of the kernel that merges, and of each chunk of a row beyond the first eight.
-_MERGE, _MERGED_CHUNK = 3.5, 0.1
+_MERGE, _MERGED_CHUNK = 3.0, 0.1
 #: Bytes of partial results that a microsecond writes or reads.
-_PARTS = 3.3e6
+_PARTS = 2.6e6
 
 
 @dataclass(frozen=True)
@@ -65,7 +68,7 @@ class FewWork:
         size = ELEMENTS[problem.stored].itemsize
         keys = self._keys if self.merges else min(self.chunk or self._keys, self._keys)
         read = (problem.head_dim + problem.head_dim_v) * size * keys  # by a block
-        merging = chunks * _CHUNK[size] * self.tile.result_rows / 8 if self.merges else 0.0
+        merging = chunks * _CHUNK * self.tile.result_rows / 8 if self.merges else 0.0
         rounds, others = divmod(blocks, self.limits.num_sms)
         main = rounds * self._round(self.limits.num_sms, read, size, merging)
         main += self._round(others, read, size, merging) if others else 0.0
@@ -73,8 +76,10 @@ class FewWork:
 
     def _round(self, blocks: int, read: float, size: int, merging: float) -> float:
         """Return the time of blocks that run at once, each of which reads so many bytes."""
-        rate = (_BESIDE if 2 * blocks > self.limits.num_sms else _ALONE)[size]
-        return max(read / rate + merging, read * blocks / _MEMORY)
+        alone, busy = read / _ALONE[size], blocks / self.limits.num_sms
+        crowded = max(0.0, min(1.0, (busy - 0.5) / _GROWS[self.merges], (1 - busy) / _FALLS))
+        together = read * blocks / _MEMORY + _CROWDED * crowded * alone
+        return max(alone + merging, together)
 
     def _between(self, size: int, blocks: int) -> float:
         """Return the time for which multiprocessors wait for the first keys of blocks."""

@@ -79,31 +79,29 @@ def _check(errors: dict[tuple[bool, int, int], float], most: float, others: Any)
 
 
 def test_times_of_all_batches_are_predicted() -> None:
-    """Of 80 times 72 are within 7 %.
-
-    Blocks that merge chunks, of 9 and 25 sequences, are slower by the model than they were: it
-    lets multiprocessors that have one block each share a way to the memory.
-    """
     rows = _rows("batches")
     assert len(rows) == 80
-    caches = {9: 0.25, 12: -0.13, 13: -0.09, 25: 0.08}
-    plain = {6: -0.08, 10: -0.08, 11: -0.14, 12: -0.12}
-    others = {(True, batch, 8192): error for batch, error in caches.items()}
-    others |= {(False, batch, 8192): error for batch, error in plain.items()}
-    _check(_errors(rows), 0.07, others)
+    _check(_errors(rows), 0.06, {})
+
+
+def test_a_chunk_that_a_block_merges_takes_less_than_a_microsecond() -> None:
+    """Of nine sequences each block merges eight, and has a way to the memory of its own."""
+    (row,) = (row for row in _rows("batches", kvcache=True) if row["batch"] == 9)
+    assert _way(row) == (1024, True)
+    assert _predicted(_problem(row), _way(row)) == pytest.approx(1000 * row["ms"], rel=0.02)
 
 
 def test_times_of_decoding_are_predicted() -> None:
     rows = _rows("decode")
     assert len(rows) == 20
-    others = {(True, 1, 1024): 0.125, (False, 1, 1024): 0.08, (True, 32, 1000): -0.085}
+    others = {(True, 1, 1024): 0.075, (True, 32, 1000): -0.08}
     _check(_errors(rows), 0.06, others)
 
 
 def test_times_of_float8_caches_are_predicted() -> None:
     rows = _rows("decode-float8", float8=True)
     assert len(rows) == 10
-    others = {(True, 4, 16384): -0.1, (True, 8, 8192): -0.07, (True, 32, 1000): -0.175}
+    others = {(True, 4, 16384): -0.11, (True, 8, 8192): -0.075, (True, 32, 1000): -0.175}
     _check(_errors(rows), 0.07, others)
 
 
@@ -114,8 +112,6 @@ def test_of_two_ways_that_were_timed_in_turns_the_faster_one_is_predicted() -> N
         for _, pair in groupby(_rows(name), key=lambda row: problem(row)[:10]):
             one, other = sorted(pair, key=lambda row: row["ms"])
             if _way(one) == _way(other) or other["ms"] < 1.05 * one["ms"]:
-                continue
-            if one["batch"] == 9:  # chunks that a block merges were faster than whole rows
                 continue
             seen += 1
             assert _predicted(_problem(one), _way(one)) < _predicted(_problem(other), _way(other))
