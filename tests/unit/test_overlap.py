@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import weakref
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -83,6 +84,38 @@ def test_every_launch_has_its_own_size_and_stream(monkeypatch: pytest.MonkeyPatc
     assert function.given == [
         (*one, 1, [6, 1], (number, 2 * number, None)) for number, one in enumerate(asked)
     ]
+
+
+def test_a_launch_keeps_its_own_size_while_others_are_launched(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The driver works without Python's lock: meanwhile other threads empty what is kept."""
+    made: list[weakref.ref[Any]] = []
+
+    class Recorded(overlap._Config):
+        def __init__(self, *values: Any) -> None:
+            super().__init__(*values)
+            made.append(weakref.ref(self))
+
+    def living() -> dict[int, weakref.ref[Any]]:
+        return {ctypes.addressof(one): ref for ref in made if (one := ref()) is not None}
+
+    def launch_others(config: int, function: int, parameters: int, extra: Any) -> int:
+        own = living()[config]
+        for n in range(2, 7) if function == 1 else ():
+            assert launch_early is not None
+            launch_early(n, (n, 1, 1, 32, 1, 1, 0), 0, 0)
+        assert own() is not None
+        return 0
+
+    monkeypatch.setattr(overlap, "_KEPT", 2)
+    monkeypatch.setattr(overlap, "_Config", Recorded)
+    _driver(monkeypatch, launch_others)
+    launch_early = overlap.overlapping_launch()
+    assert launch_early is not None
+    for _ in range(3):
+        assert launch_early(1, (1, 1, 1, 32, 1, 1, 0), 0, 0) == 0
+        assert 0 < len(living()) <= 2
 
 
 def test_an_old_driver_or_none_launches_as_usual(monkeypatch: pytest.MonkeyPatch) -> None:
