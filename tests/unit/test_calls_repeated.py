@@ -13,8 +13,10 @@ import cuflash
 from cuflash import calls, dispatch
 from cuflash.cuda import current
 
+from ..emulator.host_cupy import host_cupy
 from .call_case import ROWS, SHAPE, Decided, decided, qkv
 from .fake_device import ADDRESS, FakeDevice, device_array, fake_device
+from .told_calls import no_kernel
 
 __all__ = ["decided", "fake_device"]
 
@@ -158,6 +160,25 @@ def test_ten_thousand_calls_do_not_grow(
         assert tracemalloc.get_traced_memory()[0] < before + 100_000
     finally:
         tracemalloc.stop()
+
+
+@pytest.mark.parametrize("wrt", [("q", "k", "v"), ("k",)])
+def test_a_repeated_call_holds_its_whole_workspace_while_it_launches(
+    wrt: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The emulator refuses launches with memory that is too small, or was given back."""
+
+    def refuse(*given: Any, **keywords: Any) -> Any:
+        raise AssertionError("decided again")
+
+    with host_cupy(make=no_kernel) as host:
+        zeros = np.zeros((1, 128, 2, 64), np.float16)
+        given = {name: host.array(zeros) for name in ("dout", "q", "k", "v", "out")}
+        given["lse"] = host.array(np.zeros((1, 2, 128), np.float32))
+        host.call(cuflash.attention_backward, **given, wrt=wrt)
+        monkeypatch.setattr(dispatch, "run", refuse)
+        host.call(cuflash.attention_backward, **given, wrt=wrt)
+        assert any("workspace" in names for names in host.auditor.used.values())
 
 
 def test_a_thread_is_given_the_context_of_a_device_once(fake_device: FakeDevice) -> None:
