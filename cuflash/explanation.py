@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from .arrays.adopt import adopt
 from .arrays.spec import LayoutName
 from .block_mask import BlockMask
 from .caches.given import length_of
@@ -145,15 +146,16 @@ def explain(
 
 def _with_caches(given: Mapping[str, Any], options: Options) -> CachePlan:
     """The plan of an operation with caches, whose ``cache_seqlens`` may be a number."""
-    where = _device_of_caches(given["operation"], options)
+    where = _device_of_caches(given["operation"], given["k_cache"], options)
     length, lengths = length_of(given["cache_seqlens"])
     given = {**given, "cache_seqlens": "int32" if length is not None else lengths}
     return plan_with_caches(given, options, where, length)
 
 
-def _device_of_caches(operation: str, options: Options) -> int:
-    """The CUDA device of arrays that do not exist yet: NumPy's part has no plan ahead of a call."""
-    where = choose_device(None, options)
+def _device_of_caches(operation: str, cache: Any, options: Options) -> int:
+    """The CUDA device of caches; without an array the current one, unless NumPy would compute."""
+    described = cache is None or isinstance(cache, (tuple, list))
+    where = choose_device(None if described else adopt("k_cache", cache).spec.device, options)
     if where is not None:
         return where
     if options.backend == "auto" and Environment.read().backend == "auto":

@@ -124,3 +124,23 @@ def test_packed_queries_and_a_length_for_all_are_explained() -> None:
         more = {**packed, "max_seqlen_q": 300}
         other = _check(host, "kvcache", {**halves, **caches, **more, "cache_seqlens": 5})
     assert said.problem != other.problem
+
+
+@pytest.mark.parametrize("appends", [False, True])
+def test_caches_are_explained_where_they_are(
+    appends: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That is not the current device; the variable is about arrays in host memory."""
+    monkeypatch.setenv("CUFLASH_BACKEND", "numpy")
+    operation, shapes = "append" if appends else "kvcache", {"k": (2, 3, 2, 16)}
+    shapes |= {} if appends else {"q": (2, 3, 4, 16)}
+    shapes |= {"v": shapes["k"], **dict.fromkeys(("k_cache", "v_cache"), (2, 32, 2, 16))}
+    with host_cupy(make=no_kernel) as host:
+        ones = {name: np.ones(shape, np.float16) for name, shape in shapes.items()}
+        arrays = {name: host.array(one, device=1) for name, one in ones.items()}
+        said = _check(host, operation, {**arrays, "cache_seqlens": 5})
+        described = {"k": shapes["k"], "v": shapes["v"], "dtype": "float16"}
+        more: Any = {**arrays, **described, "cache_seqlens": "int32", "operation": operation}
+        assert cuflash.explain(**more) == said
+        with pytest.raises(cuflash.ArgumentValueError, match=r"^backend: got 'numpy' for arrays"):
+            cuflash.explain(**more, backend="numpy")
