@@ -64,7 +64,8 @@ def describe_caches(
         specs[ARGUMENT] = spec_of_array(ARGUMENT, arrays[ARGUMENT], None, "int32", where)
         batch = check_offsets(specs[ARGUMENT])
     else:
-        batch = specs["q" if "q" in specs else "k"].shape[0]
+        shape = specs["q" if "q" in specs else "k"].shape
+        batch = shape[0] if shape else 0  # a shape without axes is refused later
     for name in PER_ENTRY:
         if name in arrays:
             specs[name] = spec_of_array(name, arrays[name], (batch,), "int32", where)

@@ -86,6 +86,8 @@ def test_it_tells_what_prepare_plans(
         ("append", {"causal": True}, VALUE, "causal: got True; expected nothing"),
         ("append", {"scale": 0.5}, VALUE, r"scale: got 0\.5"),
         ("append", {"k": None, "v": None}, TYPE, "k: got None; expected an array"),
+        ("append", {"k": ()}, VALUE, r"k: got shape \(\); expected \(batch, rows, heads"),
+        ("kvcache", {"q": ()}, VALUE, r"q: got shape \(\); expected \(batch, rows, heads"),
         ("kvcache", {"q": None}, TYPE, "q: got None"),
         ("kvcache", {"bias": (1,)}, VALUE, r"bias: got \(1,\); expected nothing"),
         ("kvcache", {"layout": "bshd"}, VALUE, "layout: got 'bshd'"),
