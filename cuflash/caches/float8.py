@@ -74,7 +74,7 @@ def _is_float8(value: Any) -> bool:
     """Return whether a name or a library's dtype is e4m3 without infinities."""
     if isinstance(value, str):
         return value == _NAME
-    name = getattr(value, "name", None) or getattr(value, "__name__", None) or str(value)
+    name = getattr(value, "name", None) or getattr(value, "__name__", None) or shown(value)
     return isinstance(name, str) and name.rpartition(".")[2] == _NAME
 
 

@@ -84,6 +84,15 @@ def test_the_dtype_has_several_names(named: Any) -> None:
     assert not check_cache_dtype(None, {"k_cache": "float16", "v_cache": "float16"})
 
 
+def test_another_dtype_is_refused_whatever_its_text_is() -> None:
+    class Silent:
+        def __repr__(self) -> str:
+            raise RuntimeError
+
+    with pytest.raises(V, match=r"^cache_dtype: got a value of type "):
+        check_cache_dtype(Silent(), {"k_cache": "uint8"})
+
+
 def test_arrays_of_float8_need_no_word() -> None:
     built = build(_CASE)
     caches = {n: a.view(ml_dtypes.float8_e4m3fn) for n, a in built.caches.items()}
