@@ -30,8 +30,8 @@ _MEMORY, _ALONE = 4.5e6, {1: 0.034e6, 2: 0.064e6}
 #: Where more than half of all multiprocessors have a block, but not all, blocks take longer than
 #: either rate says: by up to this part of the time that one needs alone.
 _CROWDED = 0.2
-#: This grows over so large a share of the multiprocessors, without and with chunks that a block
-#: merges, and falls to nothing over the last share.
+#: Beyond half of the multiprocessors this grows over the first of these shares of them (with chunks
+#: that a block merges over the second), and falls to nothing over the last share.
 _GROWS, _FALLS = {False: 0.04, True: 0.15}, 0.35
 #: Microseconds of a launch, and of a chunk of eight rows that a block merges.
 _LAUNCH, _CHUNK = 5.0, 0.75
