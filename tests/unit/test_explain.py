@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -62,6 +63,14 @@ def test_the_compile_flag_and_sizes_are_checked() -> None:
         cuflash.explain(
             (True, 50, 4, 16), *(a.shape for a in arrays[1:]), dtype="float32", backend="numpy"
         )
+
+
+def test_numpy_has_nothing_to_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So CuPy is not needed."""
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    said = [cuflash.explain(*_arrays(), backend="numpy", compile=flag) for flag in (False, True)]
+    assert said[0] == said[1]
+    assert said[1].kernels == ()
 
 
 def test_another_cache_gives_other_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
