@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from ..features.packed_group import with_packed_group
+from ..features.use import Use
 from .decision import Algorithm, Plan
 from .device import DeviceLimits, HostLimits
 from .fa2 import fa2_plan
@@ -99,10 +100,16 @@ def _usual(problem: AttentionProblem, fewest: int = 2) -> AttentionProblem:
         seqlen_q=queries,
         q_offset=problem.q_offset + further if problem.has_last else 0,
         q_first=problem.q_first + further if problem.has_first else 0,
-        uses=tuple(use for use in problem.uses if use.feature != "packed_queries"),
+        uses=tuple(_moved(use, further) for use in problem.uses if use.feature != "packed_queries"),
         sequences=0,
         most_queries=0,
     )
+
+
+def _moved(use: Use, further: int) -> Use:
+    """Return a use where query 0 stands so many keys further: a window then begins there."""
+    numbers = tuple((n, v + further if n == "first" else v) for n, v in use.numbers)
+    return replace(use, numbers=numbers) if use.feature == "window" else use
 
 
 _OF_TILE: dict[str, Callable[..., Plan]] = {"fa2": fa2_plan, "fa3": fa3_plan}

@@ -241,5 +241,6 @@ BUGS = (
         "q_offset=problem.q_offset + further if problem.has_last else 0",
         "q_offset=problem.q_offset + further",
     ),
+    _plan("a window stays where it was", 'v + further if n == "first" else v', "v"),
     Bug("all batches: 64 entries are the most", _INVARIANT, "32, 64, 128)", "32, 64)", _CHOICE),
 )

@@ -133,10 +133,12 @@ def test_one_packed_query_is_planned_like_two() -> None:
     assert batch_invariant_plan(two_of_eight, H200).tile.rows == 16
 
 
-def test_other_totals_without_a_mask_have_the_choice_of_the_first() -> None:
+@pytest.mark.parametrize("window", [None, (100, 0), (100, None), (None, 3), (100, 3), "causal"])
+def test_other_totals_have_the_choice_of_the_first(window: Any) -> None:
+    options = {"causal": True} if window == "causal" else {"window_size": window}
     invariant._choice.cache_clear()
     for total in (7, 8, 27):
-        _plan(3, total, 5, 8192)
+        _plan(3, total, 5, 8192, **options)
     assert invariant._choice.cache_info().misses == 1
 
 
