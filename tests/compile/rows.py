@@ -25,7 +25,7 @@ from .featured import FEATURED, featured_problems
 from .few import few_calls
 from .few_rows import few_row_calls
 from .short import short_calls
-from .spills import BLOCK_MASK_SPILLS, LENGTHS_SPILLS, TEXT_SPILLS
+from .spills import BLOCK_MASK_SPILLS, LENGTHS_SPILLS, TEXT_SPILLS, WIDE_VALUES_SPILLS
 from .split import SplitCall, split_calls
 
 #: Architectures whose kernels of FlashAttention-2 are built within twelve days.
@@ -38,7 +38,8 @@ _HALVES = ("float16", "bfloat16")
 LONG, SHORT = 100_000, 1000
 
 #: The kernels of FlashAttention-3 that spill, and the bytes. ``bench/NOTES.md`` describes them at
-#: windows, soft caps, ALiBi, bias and dropout.
+#: windows, soft caps, ALiBi, bias and dropout. Also rare ones of FlashAttention-1, which spill more
+#: than others may.
 SPILLS = {
     "sm_90-fa3-backward-bfloat16-d192-causal-dv128-softcap-bfloat16-64x128": 8,
     "sm_90-fa3-forward-float16-d64-causal-softcap-float16-192x128": 8,
@@ -84,6 +85,7 @@ SPILLS = {
     **BLOCK_MASK_SPILLS,
     **TEXT_SPILLS,
     **LENGTHS_SPILLS,
+    **WIDE_VALUES_SPILLS,
 }
 
 _HEAD_DIMS = (*((d, d) for d in HEAD_DIM_BUCKETS), (192, 128))

@@ -1,11 +1,18 @@
-"""The bytes that kernels with a block mask, a function of scores or lengths spill.
+"""The bytes that kernels with a block mask, a function of scores or lengths, and rare ones, spill.
 
 Each number is the larger one of two compilers.
 """
 
 from __future__ import annotations
 
-__all__ = ["BLOCK_MASK_SPILLS", "LENGTHS_SPILLS", "TEXT_SPILLS"]
+__all__ = ["BLOCK_MASK_SPILLS", "LENGTHS_SPILLS", "TEXT_SPILLS", "WIDE_VALUES_SPILLS"]
+
+#: Rare kernels of FlashAttention-1 with values wider than keys, which no record has.
+WIDE_VALUES_SPILLS = {
+    "sm_100-fa1-backward-float32-d32-causal-dv128": 548,
+    "sm_90-fa1-backward-float32-d16-causal-dv32": 268,
+    "sm_90-fa1-backward-float32-d32-causal-dv64": 268,
+}
 
 #: Kernels with a block mask. Backward passes spill in the load role, which walks along lists.
 #: Forward passes spill if the call also has a staged bias.
