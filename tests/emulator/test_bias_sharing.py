@@ -9,7 +9,7 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from cuflash import prepared
+from cuflash import plan_ahead
 from cuflash.options import check_options
 
 from ..kit.case import Case
@@ -111,7 +111,7 @@ def test_neighbouring_entries_share_one_of_the_bias_and_of_its_gradient(
     def checked(**options: Any) -> Any:
         return replace(check_options(**options), entries=(("bias", entries),))
 
-    with mock.patch.object(prepared, "check_options", checked):
+    with mock.patch.object(plan_ahead, "check_options", checked):
         found = _results(row.runner, case, x, bias)
     expected, dbias = truth.results["dbias"], found.pop("dbias").astype(np.float64)
     expected = expected.reshape(batch // summed, summed, *expected.shape[1:]).sum(axis=1)
