@@ -52,7 +52,7 @@ def overlapping_launch() -> Callable[[int, tuple[int, ...], int, int], int] | No
     attribute = _Attribute(_OVERLAPS)
     attribute.value[0] = 1
     attributes = ctypes.addressof(attribute)
-    # A configuration and its address. Making one takes as long as the driver's own work.
+    # A configuration and its address: making one takes longer than to call the function.
     kept: BoundedCache[tuple[tuple[int, ...], int], tuple[_Config, int]] = BoundedCache(_KEPT)
 
     def launch(handle: int, shape: tuple[int, ...], stream: int, parameters: int) -> int:
