@@ -24,6 +24,7 @@ from cuflash.planning.tiles.fa2_few import Fa2FewTile
 
 from ..architectures import LIMITS
 from ..kit.caches import CacheCase, same_bits
+from ..kit.few_rows import of_its_bits
 from ..kit.packed_queries import build_packed
 from .cache_case import T, V, numbers, setting, wrong
 from .fake_device import fake_device
@@ -115,10 +116,8 @@ def _plan(batch: int, total: int, most: int | None, capacity: int, **options: An
     return batch_invariant_plan(problem, LIMITS["90"], kv_chunk=asked.kv_chunk)
 
 
-def _without_room(tile: Any) -> Any:
-    """The tile without what changes no bit: its rows of results, and where chunks are merged."""
-    bare = {"result_rows": 0, "num_slots": 0, "chunk": 0}
-    return replace(tile, **bare) if isinstance(tile, Fa2FewTile) else tile
+def _of_its_bits(tile: Any) -> Any:
+    return of_its_bits(tile) if isinstance(tile, Fa2FewTile) else tile
 
 
 def _chunk(chosen: Plan) -> int:
@@ -140,7 +139,7 @@ def test_tile_and_chunk_are_those_of_an_unpacked_call(
     for batch, total in ((1, 1), (1, most), (5, most + 4), (64, most + 100), (64, 64 * most)):
         packed = _plan(batch, total, most, capacity, **options)
         assert packed.algorithm == unpacked.algorithm
-        assert _without_room(packed.tile) == _without_room(unpacked.tile)
+        assert _of_its_bits(packed.tile) == _of_its_bits(unpacked.tile)
         assert _chunk(packed) == _chunk(unpacked)
         assert packed.problem.mask == unpacked.problem.mask
         if bool(chunk_of(packed.problem)) == bool(chunk_of(unpacked.problem)):
