@@ -19,7 +19,7 @@ __all__ = ["FewWork"]
 
 #: Bytes per microsecond of an H200: of all multiprocessors together, and of one alone, by the
 #: bytes of a stored number.
-_MEMORY, _ALONE = 4.4e6, {1: 0.034e6, 2: 0.078e6}
+_MEMORY, _ALONE = 4.44e6, {1: 0.034e6, 2: 0.078e6}
 #: Of that of one alone, the part that blocks with two fragments of rows reach. In float8 the
 #: conversions take longer than the products.
 _WIDE = {1: 1.0, 2: 0.7}
@@ -29,18 +29,18 @@ _SHARED = 7.5e6
 #: Microseconds until a block has its first keys, where the rounds' time does not hold it.
 _BEGIN = {1: 0.0, 2: 0.5}
 #: Microseconds of a launch.
-_LAUNCH = 5.6
+_LAUNCH = 5.7
 #: Microseconds of a chunk that a block merges, and of each row of 128 columns in it.
-_CHUNK, _CHUNK_ROW = {1: 0.0, 2: 0.64}, 0.115
+_CHUNK, _CHUNK_ROW = {1: 0.0, 2: 0.65}, 0.116
 #: Microseconds until a multiprocessor is busy again after a round of blocks. With 16-bit numbers
 #: other multiprocessors use the memory meanwhile, so further rounds cost less.
-_ROUND = {1: 4.0, 2: 2.7}
+_ROUND = {1: 4.0, 2: 2.3}
 #: Microseconds of each row of a block beyond the first four: its warps' results are merged.
 _ROW = 0.07
 #: Microseconds of the kernel that merges, and of each chunk of a row beyond the first eight.
-_MERGE, _MERGED_CHUNK = 1.9, 0.1
+_MERGE, _MERGED_CHUNK = 1.94, 0.1
 #: Bytes of partial results that a microsecond writes or reads.
-_PARTS = 1.6e6
+_PARTS = 1.56e6
 
 
 @dataclass(frozen=True)
