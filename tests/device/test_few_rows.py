@@ -101,9 +101,10 @@ def test_heads_that_share_keys_have_their_own_sinks_where_keys_are_whole(cp: Any
     np.testing.assert_allclose(lse.get(), truth_lse, atol=1e-3)
 
 
-@pytest.mark.parametrize("name", ["decode", "d64", "d256", "one-head-of-keys", "float8", "queries"])
-def test_merging_has_the_bits_of_split_keys(cp: Any, name: str) -> None:
-    """Both give the same bits for every chunk, and for every entry computed alone."""
+@pytest.mark.parametrize("name", ["decode", "d64", "d256", "one-head-of-keys", "float8", "queries",
+                                  "drafts", "drafts-float8", "drafts-of-two-parts"])  # fmt: skip
+def test_every_way_has_the_same_bits(cp: Any, name: str) -> None:
+    """They are the same for every chunk, with both numbers of rows and with even loads."""
     skip_without("fa2")
     rng = np.random.default_rng(5)
     lengths = tuple(int(n) for n in rng.integers(0, 4097, 40))

@@ -17,7 +17,7 @@ from cuflash.planning.tiles.fa2_few import Fa2FewTile, merging_tile
 __all__ = ["WAYS", "few_rows", "of_its_bits", "without_few_rows"]
 
 #: How a pass is divided: a block for each chunk, one that merges chunks, or such a one with the
-#: fewest rows. Without heads that share a block the last two are the same.
+#: fewest rows and with even loads.
 WAYS = "split", "merging", "fewest rows"
 
 
@@ -47,9 +47,11 @@ def few_rows(way: str, chunk: int | None = None) -> Iterator[None]:
     ) -> Way:
         planned, keys = fastest_way(problem, limits, tiles, chunk if asked is None else asked)
         keys = keys or planned.chunk
-        tile = tiles[-1] if way == "fewest rows" else tiles[0]
+        fewest = way == "fewest rows"
+        tile = tiles[-1] if fewest else tiles[0]
         merging = merging_tile(tile, limits, keys) if way != "split" and keys else None
-        return (tile, keys) if merging is None else (merging, 0)
+        taken, keys = (tile, keys) if merging is None else (merging, 0)
+        return taken.with_even_loads() if fewest else taken, keys
 
     with ExitStack() as stack:
         for module in (fa2, invariant):

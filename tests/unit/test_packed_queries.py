@@ -168,8 +168,9 @@ def test_chunks_are_merged_where_those_of_as_many_unpacked_entries_are(
 def test_rows_of_many_chunks_are_merged_as_those_of_an_unpacked_call() -> None:
     """Whether warps share a row changes the last bits of its sum, so both calls must agree."""
     for most, share in ((4, 0), (17, 1), (300, 0)):
-        unpacked = _plan(8, most, None, 16384, kv_chunk=1024).launches[-1].config
-        many = 8 if most == 4 else 64  # of more entries blocks merge few queries' chunks
+        few = 1 if most == 4 else 8  # of more entries blocks merge few queries' chunks
+        unpacked = _plan(few, most, None, 16384, kv_chunk=1024).launches[-1].config
+        many = 2 if most == 4 else 64
         for batch, total in ((1, 1), (many, many * most)):
             merging = _plan(batch, total, most, 16384, kv_chunk=1024).launches[-1].config
             assert merging.constants == unpacked.constants
