@@ -18,11 +18,13 @@ from .errors import ArgumentValueError, BackendUnavailableError, UnsupportedErro
 from .features.packed_group import with_packed_group
 from .planning.decision import Plan
 from .planning.device import DeviceLimits
+from .planning.fa2 import plans_of_few
 from .planning.fa3 import fa3_plan
 from .planning.fa3_choice import nearly_fastest
 from .planning.kernel import KernelConfig
 from .planning.plan import plan
 from .planning.problem import AttentionProblem
+from .planning.tiles.fa2_few import Fa2FewTile
 
 __all__ = ["Outcome", "compile_ahead", "device_of", "kernels_of"]
 
@@ -102,7 +104,12 @@ def kernels_of(calls: Calls, limits: DeviceLimits) -> tuple[KernelConfig, ...]:
     found: dict[KernelConfig, None] = {}
     for problem in problems_of(calls):
         for chosen in _plans(problem, limits, calls):
-            found |= dict.fromkeys(launch.config for launch in chosen.launches if launch.grid)
+            configs = [launch.config for launch in chosen.launches if launch.grid]
+            if isinstance(chosen.tile, Fa2FewTile) and not found.keys() >= set(configs):
+                # The batch and the keys decide which way is the fastest.
+                for other in plans_of_few(problem, limits):
+                    configs += [launch.config for launch in other.launches if launch.grid]
+            found |= dict.fromkeys(configs)
     return tuple(found)
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from ..features.packed_group import with_packed_group
 from .argument_gradients import ArgumentGradients
 from .decision import Algorithm, Plan, asked_tile, nothing_fits
 from .device import DeviceLimits
-from .fa2_few import fastest_way
+from .fa2_few import every_way, fastest_way
 from .head_groups import head_group_of, whole_entries
 from .item_lists import ItemLists
 from .kernel import KernelLaunch, kernel_config, lay_out
@@ -54,6 +55,13 @@ def takes_few(
 ) -> bool:
     """Return whether a pass has the tile for few queries: no other blocks or chunks are asked."""
     return blocks is None and bool(_tiles_of_few(with_packed_group(problem), limits, kv_chunk))
+
+
+def plans_of_few(problem: AttentionProblem, limits: DeviceLimits) -> Iterator[Plan]:
+    """Yield plans of a problem for few queries in every way; the plan takes the fastest."""
+    packed = with_packed_group(problem)
+    for tile, chunk in every_way(packed, limits, few_tiles(packed, limits)):
+        yield fa2_plan(problem, limits, None, (), tile=tile, kv_chunk=chunk)
 
 
 def _tiles_of_few(

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import product
 
 from .device import DeviceLimits
 from .fa2_few_time import FewWork
 from .key_chunks import divides, may_split
 from .problem import AttentionProblem
 from .tiles.common import ceil_div
-from .tiles.fa2_few import Fa2FewTile, merging_tile
+from .tiles.fa2_few import ROWS, Fa2FewTile, merging_tile
 
-__all__ = ["Way", "fastest_way", "steadiest_chunk"]
+__all__ = ["Way", "every_way", "fastest_way", "steadiest_chunk"]
 
 #: A tile, and the keys for which there is a block each; 0: keys are not split.
 Way = tuple[Fa2FewTile, int]
@@ -68,18 +69,35 @@ def steadiest_chunk(
 def _works(
     problem: AttentionProblem, limits: DeviceLimits, tiles: Sequence[Fa2FewTile], chunk: int
 ) -> Iterator[FewWork]:
-    """Yield the ways with a chunk: with every tile, and merged by its blocks if results fit."""
+    """Yield the ways with a chunk: with every tile, and merged by its blocks.
+
+    Blocks with more rows than they have to have leave results of chunks little room.
+    """
     for tile in tiles:
         yield _with_even_loads(FewWork(problem, limits, tile, chunk))
-        merging = merging_tile(tile, limits, chunk) if chunk and problem.has_pairs else None
-        if merging is not None:
-            yield _with_even_loads(FewWork(problem, limits, merging, chunk, merges=True))
+    merging = merging_tile(tiles[-1], limits, chunk) if chunk and problem.has_pairs else None
+    if merging is not None:
+        yield _with_even_loads(FewWork(problem, limits, merging, chunk, merges=True))
+
+
+def every_way(
+    problem: AttentionProblem, limits: DeviceLimits, tiles: Sequence[Fa2FewTile]
+) -> Iterator[Way]:
+    """Yield the ways that some batch takes, each with one chunk."""
+    chunks = _CHUNKS[:2] if may_split(problem) else (0,)
+    merging = merging_tile(tiles[-1], limits, chunks[-1]) if chunks[-1] else None
+    for tile, chunk in (*product(tiles, chunks), *(((merging, 0),) if merging else ())):
+        yield tile, chunk
+        if tile.rows == ROWS and not problem.float8:
+            yield tile.with_even_loads(), chunk
 
 
 def _with_even_loads(work: FewWork) -> FewWork:
     """Return the way with loads that are as even as they have to be."""
     busy = work.blocks / work.limits.num_sms
-    if work.problem.float8 or not _EVEN_FROM[work.merges] < busy < _EVEN_TO:
+    if work.problem.float8 or work.tile.rows > ROWS:
+        return work
+    if not _EVEN_FROM[work.merges] < busy < _EVEN_TO:
         return work
     return replace(work, tile=work.tile.with_even_loads())
 
