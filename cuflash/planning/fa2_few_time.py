@@ -31,7 +31,7 @@ _BEGIN = {1: 0.0, 2: 0.5}
 #: Microseconds of a launch.
 _LAUNCH = 5.7
 #: Microseconds of a chunk that a block merges, and of each row of 128 columns in it.
-_CHUNK, _CHUNK_ROW = {1: 0.0, 2: 0.65}, 0.116
+_CHUNK, _CHUNK_ROW = {1: 0.0, 2: 0.65}, {1: 0.09, 2: 0.116}
 #: Microseconds until a multiprocessor is busy again after a round of blocks. With 16-bit numbers
 #: other multiprocessors use the memory meanwhile, so further rounds cost less.
 _ROUND = {1: 4.0, 2: 2.3}
@@ -116,7 +116,7 @@ class FewWork:
         """The time for which a block merges chunks."""
         if not self.merges:
             return 0.0
-        row = _CHUNK_ROW * self.problem.head_dim_v / 128
+        row = _CHUNK_ROW[self._size] * self.problem.head_dim_v / 128
         return self._chunks * (_CHUNK[self._size] + row * self.tile.result_rows)
 
     @property
