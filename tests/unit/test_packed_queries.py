@@ -160,9 +160,9 @@ def test_chunks_are_merged_where_those_of_as_many_unpacked_entries_are(
         unpacked = _plan(batch, most, None, capacity, causal=True)
         assert isinstance(packed.tile, Fa2FewTile)
         assert isinstance(unpacked.tile, Fa2FewTile)
-        assert packed.tile.chunk == unpacked.tile.chunk, batch
+        assert (packed.tile.chunk, packed.tile.rows) == (unpacked.tile.chunk, unpacked.tile.rows)
         ways.add(packed.tile.chunk > 0)
-    assert ways == {False, True}
+    assert ways == ({False, True} if most < 16 else {False})
 
 
 def test_rows_of_many_chunks_are_merged_as_those_of_an_unpacked_call() -> None:
