@@ -16,7 +16,7 @@ from ..kit.case import Case
 from ..kit.data import arrays
 from ..kit.few_rows import WAYS, few_rows
 from ..kit.packed_queries import build_packed
-from .common import skip_without
+from .common import own_stream, skip_without
 
 #: Lengths at edges of tiles and of chunks of 1024 keys, 0, and the whole capacity.
 _PLAIN = CacheCase(
@@ -134,7 +134,7 @@ def test_a_thousand_replays_have_the_same_bits(cp: Any) -> None:
     workspace = cp.empty(prepared.workspace_bytes, cp.uint8)
     out, lse = cp.empty((4, 1, 32, 128), cp.float16), cp.empty((4, 32, 1), cp.float32)
     pointers = {name: array.data.ptr for name, array in {**arrays, "out": out, "lse": lse}.items()}
-    stream = cp.cuda.Stream(non_blocking=True)
+    stream = own_stream(cp)
     with stream:
         prepared.run(pointers, workspace=workspace.data.ptr)
         stream.synchronize()

@@ -69,11 +69,12 @@ def _check(errors: dict[tuple[bool, int, int], float], most: float, others: Any)
 def test_times_of_all_batches_are_predicted() -> None:
     rows = _rows("batches")
     assert len(rows) == 80
-    _check(_errors(rows), 0.06, {})
+    others = {(True, 1, 8192): -0.066, (True, 5, 8192): -0.075, (True, 7, 8192): -0.069}
+    _check(_errors(rows), 0.065, others)
 
 
-def test_a_chunk_that_a_block_merges_takes_less_than_a_microsecond() -> None:
-    """Of nine sequences each block merges eight, and has a way to the memory of its own."""
+def test_a_chunk_that_a_block_merges_takes_a_microsecond_and_a_half() -> None:
+    """Of nine sequences each block merges eight, and what it needs alone is the longest."""
     (row,) = (row for row in _rows("batches", kvcache=True) if row["batch"] == 9)
     assert _way(row) == (1024, True)
     assert _predicted(_problem(row), _way(row)) == pytest.approx(1000 * row["ms"], rel=0.02)
@@ -82,14 +83,14 @@ def test_a_chunk_that_a_block_merges_takes_less_than_a_microsecond() -> None:
 def test_times_of_decoding_are_predicted() -> None:
     rows = _rows("decode")
     assert len(rows) == 20
-    others = {(True, 1, 1024): 0.075, (True, 32, 1000): -0.08}
+    others = {(True, 1, 1024): 0.064}
     _check(_errors(rows), 0.06, others)
 
 
 def test_times_of_float8_caches_are_predicted() -> None:
     rows = _rows("decode-float8", float8=True)
     assert len(rows) == 10
-    others = {(True, 4, 16384): -0.11, (True, 8, 8192): -0.075, (True, 32, 1000): -0.175}
+    others = {(True, 4, 16384): -0.205, (True, 8, 8192): -0.127, (True, 32, 1000): -0.073}
     _check(_errors(rows), 0.07, others)
 
 
@@ -112,17 +113,10 @@ def _chosen(asked: AttentionProblem, kvcache: bool) -> tuple[Fa2FewTile, Way]:
     return made.tile, (chunk_of(made.problem) or made.tile.chunk, made.tile.chunk > 0)
 
 
-def test_ways_that_were_not_timed_are_taken_by_a_small_lead() -> None:
-    """A constant has changed since; the notes say for which batches that gives another way."""
-    leads = {}
-    for row in _rows("batches"):
-        asked, timed = _problem(row), _way(row)
-        kvcache = bool(row["options"].get("kvcache"))
-        _, chosen = _chosen(asked, kvcache)
-        if chosen != timed:
-            leads[kvcache, row["batch"]] = _predicted(asked, timed) / _predicted(asked, chosen)
-    assert [*leads] == [(False, 28), (True, 38)]
-    assert all(1 <= lead < 1.02 for lead in leads.values())
+def test_the_ways_that_were_timed_are_taken() -> None:
+    for row in (*_rows("batches"), *_rows("decode"), *_rows("decode-float8", float8=True)):
+        _, chosen = _chosen(_problem(row), bool(row["options"].get("kvcache")))
+        assert chosen == _way(row), row
 
 
 _LAST = {"mask": "causal", "q_offset": 32768 - 8}
