@@ -20,7 +20,7 @@ from .tiles import fa2, steps
 from .tiles.common import ceil_div
 from .tiles.fa2_few import Fa2FewTile, few_tiles
 
-__all__ = ["fa2_plan", "takes_few"]
+__all__ = ["fa2_plan", "plans_of_few", "takes_few"]
 
 
 def fa2_plan(

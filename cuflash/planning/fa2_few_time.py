@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 from .device import DeviceLimits
 from .problem import DTYPES, ELEMENTS, AttentionProblem
@@ -67,7 +68,7 @@ class FewWork:
             main = max(main, self._read * blocks / _SHARED)
         return _LAUNCH + main + self._between(blocks) + self._merging(blocks, chunks)
 
-    @property
+    @cached_property
     def blocks(self) -> int:
         """Blocks that have queries, and a chunk or all keys of their rows."""
         return max(1, self._tiles if self.merges else self._tiles * self._chunks)
@@ -96,16 +97,16 @@ class FewWork:
             return results + _ROUND[self._size] * (further + full)
         return results + _ROUND[self._size] * math.sqrt(further)
 
-    @property
+    @cached_property
     def _size(self) -> int:
         """Bytes of a stored number."""
         return ELEMENTS[self.problem.stored].itemsize
 
-    @property
+    @cached_property
     def _chunks(self) -> int:
         return ceil_div(self._keys, self.chunk) if self.chunk else 1
 
-    @property
+    @cached_property
     def _read(self) -> int:
         """Bytes that a block reads."""
         keys = self._keys if self.merges else min(self.chunk or self._keys, self._keys)
@@ -119,12 +120,12 @@ class FewWork:
         row = _CHUNK_ROW[self._size] * self.problem.head_dim_v / 128
         return self._chunks * (_CHUNK[self._size] + row * self.tile.result_rows)
 
-    @property
+    @cached_property
     def _parts(self) -> int:
         """Blocks that share the queries of a kv head's heads."""
         return ceil_div(self._queries, self.tile.rows // max(1, self.tile.heads))
 
-    @property
+    @cached_property
     def _tiles(self) -> int:
         """Blocks of a chunk that have queries.
 
@@ -133,7 +134,7 @@ class FewWork:
         heads = self.problem.heads_q // max(1, self.tile.heads)
         return self.problem.num_entries * heads * self._parts
 
-    @property
+    @cached_property
     def _sharing(self) -> int:
         """Blocks that read the same keys."""
         return max(1, self.problem.group // max(1, self.tile.heads) * self._parts)
@@ -148,7 +149,7 @@ class FewWork:
         """Rows of a block that are stored."""
         return min(self.tile.rows, self._queries * max(1, self.tile.heads))
 
-    @property
+    @cached_property
     def _keys(self) -> int:
         """Keys that some query sees."""
         begin, end = self.problem.visibility.keys_seen(0, self.problem.seqlen_q)

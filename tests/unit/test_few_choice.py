@@ -13,7 +13,7 @@ from cuflash.planning.invariant import batch_invariant_plan
 from cuflash.planning.key_chunks import chunk_of
 from cuflash.planning.plan import Plan, plan
 from cuflash.planning.problem import AttentionProblem
-from cuflash.planning.tiles.fa2_few import Fa2FewTile, few_tile, few_tiles
+from cuflash.planning.tiles.fa2_few import Fa2FewTile, few_tiles
 
 from ..architectures import LIMITS
 from .test_forward_time import few
@@ -22,9 +22,7 @@ H200 = LIMITS["90"]
 
 
 def _tile(problem: AttentionProblem) -> Fa2FewTile:
-    tile = few_tile(problem, H200)
-    assert tile is not None
-    return tile
+    return few_tiles(problem, H200)[0]
 
 
 def _tiles(problem: AttentionProblem) -> tuple[Fa2FewTile, ...]:

@@ -22,7 +22,6 @@ __all__ = [
     "FEWEST_OF_WHOLE_TILES",
     "ROWS",
     "Fa2FewTile",
-    "few_tile",
     "few_tiles",
     "merging_tile",
     "tile_of_row",
@@ -157,11 +156,6 @@ class Fa2FewTile:
             "merges_chunks": int(self.chunk > 0),
             "fragment_rows": self.arithmetic.fragment_rows,
         }
-
-
-def few_tile(problem: AttentionProblem, limits: DeviceLimits) -> Fa2FewTile | None:
-    """Return the tile whose blocks read a kv head's keys the fewest times; None without one."""
-    return next(iter(few_tiles(problem, limits)), None)
 
 
 def few_tiles(problem: AttentionProblem, limits: DeviceLimits) -> tuple[Fa2FewTile, ...]:
