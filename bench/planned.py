@@ -6,6 +6,7 @@ from typing import Any
 
 from cuflash.planning.key_chunks import chunk_of
 from cuflash.planning.problem import AttentionProblem
+from cuflash.planning.tiles.fa2_few import Fa2FewTile
 
 from .cases import Case
 from .inputs import Inputs
@@ -40,7 +41,10 @@ def _of_caches(case: Case, inputs: Inputs) -> str:
     options = check_options(causal=case.causal, **case.keywords, **scales, batch_invariant=True)
     given = tuple((name, adopt(name, array).spec) for name, array in arrays.items())
     plan = plan_call("forward", given, options, given[0][1].device).plan
-    return _words(plan.algorithm, plan.tile.block_q, plan.tile.block_kv, plan.problem)
+    tile = plan.tile
+    words = _words(plan.algorithm, tile.block_q, tile.block_kv, plan.problem)
+    merged = isinstance(tile, Fa2FewTile) and tile.chunk
+    return f"{words} merging chunks of {tile.chunk}" if merged else words
 
 
 def _words(algorithm: str, block_q: int, block_kv: int, problem: AttentionProblem) -> str:

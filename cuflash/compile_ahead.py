@@ -7,7 +7,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from .calls_to_come import Calls, problems_of
@@ -15,14 +15,17 @@ from .cuda.available import device_count, require_device
 from .cuda.compile import compile_kernel, require_toolchain
 from .cuda.kernel_cache import binaries, require_kernel_cache
 from .errors import ArgumentValueError, BackendUnavailableError, UnsupportedError
+from .features.kv_chunks import NAME as KV_CHUNKS
 from .features.packed_group import with_packed_group
 from .planning.decision import Plan
 from .planning.device import DeviceLimits
+from .planning.fa2 import plans_of_few
 from .planning.fa3 import fa3_plan
 from .planning.fa3_choice import nearly_fastest
 from .planning.kernel import KernelConfig
 from .planning.plan import plan
 from .planning.problem import AttentionProblem
+from .planning.tiles.fa2_few import Fa2FewTile, few_tiles
 
 __all__ = ["Outcome", "compile_ahead", "device_of", "kernels_of"]
 
@@ -100,10 +103,26 @@ def kernels_of(calls: Calls, limits: DeviceLimits) -> tuple[KernelConfig, ...]:
     """
     calls.check()
     found: dict[KernelConfig, None] = {}
+    kinds: set[object] = set()
     for problem in problems_of(calls):
         for chosen in _plans(problem, limits, calls):
-            found |= dict.fromkeys(launch.config for launch in chosen.launches if launch.grid)
+            plans = [chosen]
+            if isinstance(chosen.tile, Fa2FewTile):
+                kind = _kind_of_few(problem, limits, chosen.launches[0].config)
+                # The batch and the keys decide which way is the fastest.
+                plans += () if kind in kinds else plans_of_few(problem, limits)
+                kinds.add(kind)
+            for one in plans:
+                found |= dict.fromkeys(launch.config for launch in one.launches if launch.grid)
     return tuple(found)
+
+
+def _kind_of_few(problem: AttentionProblem, limits: DeviceLimits, main: KernelConfig) -> object:
+    """What the ways of a problem depend on, beside its batch, heads and lengths."""
+    tiles = few_tiles(with_packed_group(problem), limits)
+    features = tuple(one for one in main.features if one.name != KV_CHUNKS)
+    alike = replace(main, constants=(), shared_bytes=0, output=problem.output, features=features)
+    return alike, tuple(replace(tile, heads=min(tile.heads, 1)) for tile in tiles)
 
 
 def _plans(problem: AttentionProblem, limits: DeviceLimits, calls: Calls) -> Iterator[Plan]:

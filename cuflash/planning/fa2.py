@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from ..features.packed_group import with_packed_group
 from .argument_gradients import ArgumentGradients
 from .decision import Algorithm, Plan, asked_tile, nothing_fits
 from .device import DeviceLimits
-from .fa2_few import fastest_chunk
+from .fa2_few import every_way, fastest_way
 from .head_groups import head_group_of, whole_entries
 from .item_lists import ItemLists
 from .kernel import KernelLaunch, kernel_config, lay_out
@@ -17,9 +18,9 @@ from .problem import AttentionProblem
 from .row_steps import RowSteps, launchable
 from .tiles import fa2, steps
 from .tiles.common import ceil_div
-from .tiles.fa2_few import Fa2FewTile, few_tile
+from .tiles.fa2_few import Fa2FewTile, few_tiles
 
-__all__ = ["fa2_plan", "takes_few"]
+__all__ = ["fa2_plan", "plans_of_few", "takes_few"]
 
 
 def fa2_plan(
@@ -53,25 +54,32 @@ def takes_few(
     kv_chunk: int | None,
 ) -> bool:
     """Return whether a pass has the tile for few queries: no other blocks or chunks are asked."""
-    return blocks is None and _tile_of_few(with_packed_group(problem), limits, kv_chunk) is not None
+    return blocks is None and bool(_tiles_of_few(with_packed_group(problem), limits, kv_chunk))
 
 
-def _tile_of_few(
+def plans_of_few(problem: AttentionProblem, limits: DeviceLimits) -> Iterator[Plan]:
+    """Yield plans of a problem for few queries in every way; the plan takes the fastest."""
+    packed = with_packed_group(problem)
+    for tile, chunk in every_way(packed, limits, few_tiles(packed, limits)):
+        yield fa2_plan(problem, limits, None, (), tile=tile, kv_chunk=chunk)
+
+
+def _tiles_of_few(
     problem: AttentionProblem, limits: DeviceLimits, kv_chunk: int | None
-) -> Fa2FewTile | None:
-    """Return the tile for few queries, if there is one and a chunk consists of whole tiles."""
-    tile = few_tile(problem, limits)
-    return None if tile is None or not divides(kv_chunk, tile.block_kv) else tile
+) -> tuple[Fa2FewTile, ...]:
+    """Return the tiles for few queries, if there are any and a chunk consists of whole tiles."""
+    tiles = few_tiles(problem, limits)
+    return tiles if tiles and divides(kv_chunk, tiles[0].block_kv) else ()
 
 
 def _few(
     problem: AttentionProblem, limits: DeviceLimits, kv_chunk: int | None
 ) -> tuple[Fa2FewTile | None, int | None]:
     """Return the tile for few queries and the keys of a chunk; None and the chunk without one."""
-    tile = _tile_of_few(problem, limits, kv_chunk)
-    if tile is None:
+    tiles = _tiles_of_few(problem, limits, kv_chunk)
+    if not tiles:
         return None, kv_chunk
-    return tile, fastest_chunk(problem, limits, tile) if kv_chunk is None else kv_chunk
+    return fastest_way(problem, limits, tiles) if kv_chunk is None else (tiles[0], kv_chunk)
 
 
 def _tile(

@@ -1,167 +1,105 @@
-"""Chooses chunks of keys for FlashAttention-2's forward pass for few queries.
+"""Chooses how FlashAttention-2's forward pass for few queries is divided.
 
-Such a pass reads every key once and does little with it. Its time is predicted from the
-bytes, from the number of blocks, and from the kernel that merges chunks:
-``bench/NOTES.md`` compares predicted and measured times.
+A way is a tile and a chunk. The tile says how many rows a block has and whether it merges
+the chunks of its rows. A row has the same bits in every way with its chunk.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import product
 
 from .device import DeviceLimits
+from .fa2_few_time import FewWork
 from .key_chunks import divides, may_split
-from .problem import DTYPES, ELEMENTS, AttentionProblem
+from .problem import AttentionProblem
 from .tiles.common import ceil_div
-from .tiles.fa2_few import Fa2FewTile, merging_tile
+from .tiles.fa2_few import ROWS, Fa2FewTile, merging_tile
 
-__all__ = ["FewWork", "fastest_chunk", "in_one_block", "steadiest_chunk"]
+__all__ = ["Way", "every_way", "fastest_way", "steadiest_chunk"]
+
+#: A tile, and the keys for which there is a block each; 0: keys are not split.
+Way = tuple[Fa2FewTile, int]
 
 #: The chunks that are tried, in keys; 0: keys are not split.
 _CHUNKS = (0, *(1 << n for n in range(6, 21)))
 #: Most chunks of a row, unless the longest chunk gives more.
 _MOST_CHUNKS = 64
-
-#: Bytes per microsecond of an H200: of all multiprocessors together, and of one alone, by the
-#: bytes of a stored number.
-_MEMORY, _ALONE = 4.5e6, {1: 0.034e6, 2: 0.064e6}
-#: Where more than half of all multiprocessors have a block, but not all, blocks take longer than
-#: either rate says: by up to this part of the time that one needs alone.
-_CROWDED = 0.2
-#: Beyond half of the multiprocessors this grows over the first of these shares of them (with chunks
-#: that a block merges over the second), and falls to nothing over the last share.
-_GROWS, _FALLS = {False: 0.04, True: 0.15}, 0.35
-#: Microseconds of a launch, and of a chunk of eight rows that a block merges.
-_LAUNCH, _CHUNK = 5.0, 0.75
-#: Microseconds until a multiprocessor is busy again after a round of blocks. With 16-bit numbers
-#: other multiprocessors use the memory meanwhile, so further rounds cost less.
-_ROUND = {1: 4.0, 2: 3.3}
-#: Microseconds of each row of a block beyond the first four: its warps' results are merged.
-_ROW = 0.1
-#: Microseconds of the kernel that merges, and of each chunk of a row beyond the first eight.
-_MERGE, _MERGED_CHUNK = 3.0, 0.1
-#: Bytes of partial results that a microsecond writes or reads.
-_PARTS = 2.6e6
+#: Loads are even where between these parts of all multiprocessors have a block. Blocks that merge
+#: chunks (True) leave the memory to others meanwhile.
+_EVEN_FROM, _EVEN_TO = {False: 0.45, True: 0.57}, 0.9
 
 
-@dataclass(frozen=True)
-class FewWork:
-    """A pass in a chunk; 0: keys are not split.
-
-    With ``merges`` a block merges the chunks of its rows, otherwise each chunk has a block.
-    """
-
-    problem: AttentionProblem
-    limits: DeviceLimits
-    tile: Fa2FewTile
-    chunk: int
-    merges: bool = False
-
-    @property
-    def time(self) -> float:
-        """The predicted time in microseconds."""
-        problem = self.problem
-        chunks = ceil_div(self._keys, self.chunk) if self.chunk else 1
-        blocks = max(1, self._tiles if self.merges else self._tiles * chunks)
-        size = ELEMENTS[problem.stored].itemsize
-        keys = self._keys if self.merges else min(self.chunk or self._keys, self._keys)
-        read = (problem.head_dim + problem.head_dim_v) * size * keys  # by a block
-        merging = chunks * _CHUNK * self.tile.result_rows / 8 if self.merges else 0.0
-        rounds, others = divmod(blocks, self.limits.num_sms)
-        main = rounds * self._round(self.limits.num_sms, read, size, merging)
-        main += self._round(others, read, size, merging) if others else 0.0
-        return _LAUNCH + main + self._between(size, blocks) + self._merging(blocks, chunks)
-
-    def _round(self, blocks: int, read: float, size: int, merging: float) -> float:
-        """Return the time of blocks that run at once, each of which reads so many bytes."""
-        alone, busy = read / _ALONE[size], blocks / self.limits.num_sms
-        crowded = max(0.0, min(1.0, (busy - 0.5) / _GROWS[self.merges], (1 - busy) / _FALLS))
-        together = read * blocks / _MEMORY + _CROWDED * crowded * alone
-        return max(alone + merging, together)
-
-    def _between(self, size: int, blocks: int) -> float:
-        """Return the time for which multiprocessors wait for the first keys of blocks."""
-        further = ceil_div(blocks, self.limits.num_sms) - 1
-        results = _ROW * max(0, self._rows - 4) * (further + 1)
-        if size == 1:  # a full device waits for the first blocks too
-            full = min(1.0, blocks / self.limits.num_sms)
-            return results + _ROUND[size] * (further + full)
-        return results + _ROUND[size] * math.sqrt(further)
-
-    @property
-    def _tiles(self) -> int:
-        """Blocks of a chunk that have queries.
-
-        With packed queries others begin and end at once; entries are taken to have equally many.
-        """
-        heads = max(1, self.tile.heads)
-        parts = ceil_div(self._queries, self.tile.rows // heads)
-        return self.problem.num_entries * self.problem.heads_q // heads * parts
-
-    @property
-    def _queries(self) -> int:
-        """Queries of an entry."""
-        return self.problem.usual_lengths[0]
-
-    @property
-    def _rows(self) -> int:
-        """Rows of a block that are stored."""
-        return min(self.tile.rows, self._queries * max(1, self.tile.heads))
-
-    @property
-    def _keys(self) -> int:
-        """Keys that some query sees."""
-        begin, end = self.problem.visibility.keys_seen(0, self.problem.seqlen_q)
-        return max(1, end - begin)
-
-    def _merging(self, blocks: int, chunks: int) -> float:
-        if not self.chunk or self.merges:
-            return 0.0
-        size = DTYPES[self.problem.compute].itemsize
-        parts = 2 * blocks * self._rows * self.problem.head_dim_v * size
-        return _MERGE + _MERGED_CHUNK * max(0, chunks - 8) + parts / _PARTS
-
-
-def fastest_chunk(problem: AttentionProblem, limits: DeviceLimits, tile: Fa2FewTile) -> int:
-    """Return the chunk whose predicted time is the shortest; 0: keys are not split."""
-    chunks = _chunks(problem, tile)
-    return min(chunks, key=lambda chunk: FewWork(problem, limits, tile, chunk).time)
+def fastest_way(
+    problem: AttentionProblem,
+    limits: DeviceLimits,
+    tiles: Sequence[Fa2FewTile],
+    chunk: int | None = None,
+) -> Way:
+    """Return the way whose predicted time is the shortest; with ``chunk`` among those with it."""
+    chunks = _chunks(problem, tiles[0]) if chunk is None else [chunk]
+    works = [work for one in chunks for work in _works(problem, limits, tiles, one)]
+    best = min(works, key=lambda work: work.time)
+    return best.tile, 0 if best.merges else best.chunk
 
 
 def steadiest_chunk(
-    problem: AttentionProblem, limits: DeviceLimits, tile: Fa2FewTile, batches: Sequence[int]
+    problem: AttentionProblem,
+    limits: DeviceLimits,
+    tiles: Sequence[Fa2FewTile],
+    batches: Sequence[int],
 ) -> int:
     """Return the chunk that is nearly the fastest in all batches.
 
-    For each batch its time is divided by the shortest, and the chunk has the least sum of
-    the squares of these ratios. A batch takes a block for each chunk or one for all chunks
-    of its rows.
+    For each batch the time of the fastest way with a chunk is divided by the shortest, and
+    the chunk has the least sum of the squares of these ratios.
     """
-    chunks = _chunks(problem, tile)
+    chunks = _chunks(problem, tiles[0])
     squares = dict.fromkeys(chunks, 0.0)
     for batch in batches:
         own = replace(problem, batch=batch)
-        times = {chunk: FewWork(own, limits, tile, chunk).time for chunk in chunks}
-        for chunk in chunks:
-            if chunk and merging_tile(tile, limits, chunk) is not None:
-                merging = FewWork(own, limits, tile, chunk, merges=True).time
-                times[chunk] = min(times[chunk], merging)
+        times = {c: min(work.time for work in _works(own, limits, tiles, c)) for c in chunks}
         shortest = min(times.values())
         for chunk in chunks:
             squares[chunk] += (times[chunk] / shortest) ** 2
     return min(chunks, key=lambda chunk: squares[chunk])
 
 
-def in_one_block(
-    problem: AttentionProblem, limits: DeviceLimits, tile: Fa2FewTile, chunk: int
-) -> Fa2FewTile | None:
-    """Return the tile whose blocks merge chunks, if that is faster than a block for each chunk."""
-    if not chunk or not problem.has_pairs:
-        return None
-    split, merging = (FewWork(problem, limits, tile, chunk, m).time for m in (False, True))
-    return merging_tile(tile, limits, chunk) if merging < split else None
+def _works(
+    problem: AttentionProblem, limits: DeviceLimits, tiles: Sequence[Fa2FewTile], chunk: int
+) -> Iterator[FewWork]:
+    """Yield the ways with a chunk: with every tile, and merged by its blocks.
+
+    Blocks with more rows than they have to have leave results of chunks little room.
+    """
+    for tile in tiles:
+        yield _with_even_loads(FewWork(problem, limits, tile, chunk))
+    merging = merging_tile(tiles[-1], limits, chunk) if chunk and problem.has_pairs else None
+    if merging is not None:
+        yield _with_even_loads(FewWork(problem, limits, merging, chunk, merges=True))
+
+
+def every_way(
+    problem: AttentionProblem, limits: DeviceLimits, tiles: Sequence[Fa2FewTile]
+) -> Iterator[Way]:
+    """Yield the ways that some batch takes, each with one chunk."""
+    chunks = _CHUNKS[:2] if may_split(problem) else (0,)
+    merging = merging_tile(tiles[-1], limits, chunks[-1]) if chunks[-1] else None
+    for tile, chunk in (*product(tiles, chunks), *(((merging, 0),) if merging else ())):
+        yield tile, chunk
+        if tile.rows == ROWS and not problem.float8:
+            yield tile.with_even_loads(), chunk
+
+
+def _with_even_loads(work: FewWork) -> FewWork:
+    """Return the way with loads that are as even as they have to be."""
+    busy = work.blocks / work.limits.num_sms
+    if work.problem.float8 or work.tile.rows > ROWS:
+        return work
+    if not _EVEN_FROM[work.merges] < busy < _EVEN_TO:
+        return work
+    return replace(work, tile=work.tile.with_even_loads())
 
 
 def _chunks(problem: AttentionProblem, tile: Fa2FewTile) -> list[int]:

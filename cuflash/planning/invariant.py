@@ -12,18 +12,19 @@ from ..features.use import Use
 from .decision import Algorithm, Plan
 from .device import DeviceLimits, HostLimits
 from .fa2 import fa2_plan
-from .fa2_few import in_one_block, steadiest_chunk
+from .fa2_few import fastest_way, steadiest_chunk
 from .fa3 import fa3_plan
 from .fa3_choice import steadiest
 from .key_chunks import chunk_of
 from .plan import plan
 from .problem import AttentionProblem
-from .tiles.fa2_few import FEWEST_OF_WHOLE_TILES, Fa2FewTile, with_whole_rows
+from .tiles.fa2_few import FEWEST_OF_WHOLE_TILES, Fa2FewTile, few_tiles, with_whole_rows
 
 __all__ = ["batch_invariant_plan"]
 
-#: The batch sizes that a tile and a chunk are chosen for, if their times are predicted.
-_BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
+#: The batch sizes that a tile and a chunk are chosen for, if their times are predicted. One entry
+#: counts twice: somebody waits for it.
+_BATCHES = (1, 1, 2, 4, 8, 16, 32, 64, 128)
 #: The batch size otherwise.
 _USUAL_BATCH = 8
 #: The largest number of queries of an entry that matters: more queries change no choice.
@@ -46,22 +47,27 @@ def batch_invariant_plan(
     if isinstance(limits, HostLimits):  # the NumPy code computes every row alike
         return plan(problem, limits, algorithm=algorithm, blocks=blocks, kv_chunk=kv_chunk)
     asked_for = limits, algorithm, blocks, kv_chunk
-    first, tile, chunk, reason = _choice(_usual(problem), *asked_for)
-    if isinstance(tile, Fa2FewTile) and problem.most_queries:
-        tile = with_whole_rows(tile, limits)
-        if tile is None:
-            usual = _usual(problem, FEWEST_OF_WHOLE_TILES)
-            first, tile, chunk, reason = _choice(usual, *asked_for)
+    first, tiles, chunk, reason = _choice(_usual(problem), *asked_for)
     if first.algorithm == "fa1":
         asked = first.tile.block_q, first.tile.block_kv
         same = plan(problem, limits, algorithm="fa1", blocks=asked)
-    else:
-        of_tile = _OF_TILE[first.algorithm]
-        if isinstance(tile, Fa2FewTile):
-            merging = in_one_block(with_packed_group(problem), limits, tile, chunk)
-            tile, chunk = (tile, chunk) if merging is None else (merging, 0)
-        same = of_tile(problem, limits, None, (), tile=tile, kv_chunk=chunk)
+        return replace(same, reason=reason, rejected=first.rejected)
+    if problem.most_queries and isinstance(tiles[0], Fa2FewTile):
+        tiles = _with_whole_rows(tiles, limits)
+        if not tiles:
+            usual = _usual(problem, FEWEST_OF_WHOLE_TILES)
+            first, tiles, chunk, reason = _choice(usual, *asked_for)
+    tile = tiles[0]
+    if isinstance(tile, Fa2FewTile):
+        tile, chunk = fastest_way(with_packed_group(problem), limits, tiles, chunk)
+    same = _OF_TILE[first.algorithm](problem, limits, None, (), tile=tile, kv_chunk=chunk)
     return replace(same, reason=reason, rejected=first.rejected)
+
+
+def _with_whole_rows(tiles: tuple[Fa2FewTile, ...], limits: DeviceLimits) -> tuple[Fa2FewTile, ...]:
+    """Return those of the tiles that have room for results of all their rows, with these."""
+    whole = (with_whole_rows(tile, limits) for tile in tiles)
+    return tuple(tile for tile in whole if tile is not None)
 
 
 @functools.lru_cache(maxsize=256)  # calls of packed queries differ in the total of their rows
@@ -71,17 +77,25 @@ def _choice(
     algorithm: Algorithm | Literal["auto"],
     blocks: tuple[int, int] | None,
     kv_chunk: int | None,
-) -> tuple[Plan, Any, int, str]:
-    """Return the plan of the usual problem, and tile, chunk and reason for any batch."""
+) -> tuple[Plan, tuple[Any, ...], int, str]:
+    """Return the plan of the usual problem, and tiles, chunk and reason for any batch.
+
+    Several tiles give a row the same bits.
+    """
     first = plan(usual, limits, algorithm=algorithm, blocks=blocks, kv_chunk=kv_chunk)
+    packed = with_packed_group(usual)
     if first.algorithm == "fa3" and blocks is None and kv_chunk is None:
-        steady = steadiest(with_packed_group(usual), limits, _BATCHES)
+        steady = steadiest(packed, limits, _BATCHES)
         if steady is not None:
-            return first, *steady, "nearly the fastest in batches of any size"
-    if isinstance(first.tile, Fa2FewTile) and kv_chunk is None:
-        steady_chunk = steadiest_chunk(with_packed_group(usual), limits, first.tile, _BATCHES)
-        return first, first.tile, steady_chunk, "for few queries, in batches of any size"
-    return first, first.tile, chunk_of(first.problem), first.reason
+            tile, chunk = steady
+            return first, (tile,), chunk, "nearly the fastest in batches of any size"
+    if not isinstance(first.tile, Fa2FewTile):
+        return first, (first.tile,), chunk_of(first.problem), first.reason
+    tiles = few_tiles(packed, limits)
+    if kv_chunk is not None:
+        return first, tiles, kv_chunk, first.reason
+    steady_chunk = steadiest_chunk(packed, limits, tiles, _BATCHES)
+    return first, tiles, steady_chunk, "for few queries, in batches of any size"
 
 
 def _usual(problem: AttentionProblem, fewest: int = 2) -> AttentionProblem:

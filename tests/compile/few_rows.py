@@ -12,7 +12,7 @@ from cuflash.planning.device import DeviceLimits
 from cuflash.planning.fa2 import fa2_plan
 from cuflash.planning.plan import Plan
 from cuflash.planning.problem import AttentionProblem
-from cuflash.planning.tiles.fa2_few import few_tile, merging_tile
+from cuflash.planning.tiles.fa2_few import Fa2FewTile, few_tiles, merging_tile
 from cuflash.planning.tiles.fa2_tables import FEW_BUCKETS
 
 from .split import SplitCall, of_caches
@@ -23,15 +23,50 @@ _CHUNK = 512
 
 
 @dataclass(frozen=True)
+class _FewestCall(SplitCall):
+    """A problem whose blocks have the fewest rows, and even loads."""
+
+    tag = "fewest"
+
+    def plan(self, limits: DeviceLimits) -> Plan:
+        tile = _with_even_loads(_tiles(self.problem, limits)[-1], self.problem)
+        return fa2_plan(self.problem, limits, None, (), tile=tile, kv_chunk=self.kv_chunk)
+
+
+@dataclass(frozen=True)
 class _MergingCall(SplitCall):
     """A problem whose blocks merge the chunks of their rows."""
 
     def plan(self, limits: DeviceLimits) -> Plan:
-        tile = few_tile(with_packed_group(self.problem), limits)
-        merging = None if tile is None else merging_tile(tile, limits, _CHUNK)
+        merging = merging_tile(_tiles(self.problem, limits)[0], limits, _CHUNK)
         if merging is None:
             raise UnsupportedError("no room for results")
         return fa2_plan(self.problem, limits, None, (), tile=merging)
+
+
+@dataclass(frozen=True)
+class _FewestMergingCall(SplitCall):
+    """Both."""
+
+    tag = "fewest"
+
+    def plan(self, limits: DeviceLimits) -> Plan:
+        merging = merging_tile(_tiles(self.problem, limits)[-1], limits, _CHUNK)
+        if merging is None:
+            raise UnsupportedError("no room for results")
+        tile = _with_even_loads(merging, self.problem)
+        return fa2_plan(self.problem, limits, None, (), tile=tile)
+
+
+def _with_even_loads(tile: Fa2FewTile, problem: AttentionProblem) -> Fa2FewTile:
+    return tile if problem.float8 else tile.with_even_loads()
+
+
+def _tiles(problem: AttentionProblem, limits: DeviceLimits) -> tuple[Fa2FewTile, ...]:
+    tiles = few_tiles(with_packed_group(problem), limits)
+    if not tiles:
+        raise UnsupportedError("no tile for few queries")
+    return tiles
 
 
 def few_row_calls(plain: AttentionProblem) -> Iterator[SplitCall]:
@@ -43,6 +78,9 @@ def few_row_calls(plain: AttentionProblem) -> Iterator[SplitCall]:
         for problem in (*of_caches(of), *of_caches(replace(of, float8=True))):
             yield SplitCall(problem, "fa2", None, _CHUNK)
         yield _MergingCall(next(of_caches(of)), "fa2")
+        yield _FewestCall(of, "fa2", None, 0)
+        yield _FewestCall(next(of_caches(of)), "fa2", None, _CHUNK)
+        yield _FewestMergingCall(next(of_caches(of)), "fa2")
         yield _MergingCall(next(of_caches(replace(of, float8=True))), "fa2")
     several = replace(one, seqlen_q=16, storage="bfloat16", output="bfloat16")
     for width, mask, heads in product((64, 128), ("causal", "band"), (2, 8)):
@@ -60,3 +98,6 @@ def _drafts(several: AttentionProblem) -> Iterator[SplitCall]:
         for paged in (next(of_caches(of)), next(of_caches(replace(of, float8=True)))):
             yield SplitCall(paged, "fa2", None, _CHUNK)
             yield _MergingCall(paged, "fa2")
+            if width <= 128:
+                yield _FewestCall(paged, "fa2", None, _CHUNK)
+                yield _FewestMergingCall(paged, "fa2")

@@ -237,6 +237,8 @@ def _named(
                 continue
             for launch in chosen.launches:
                 name = _name(architecture, launch.config)
+                if launch.config.kernel == "forward_few":
+                    name += f"-{call.tag}" if call.tag else ""
                 short = call.problem.seqlen_q == SHORT and launch.config.generation == "fa2"
                 found.setdefault(launch.config, f"{name}-short" if short else name)
     named = {name: config for config, name in found.items()}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
+from typing import ClassVar
 
 from cuflash.features.table import with_features
 from cuflash.features.use import Operand
@@ -22,6 +23,9 @@ _CHUNKS = (512, 4096)
 @dataclass(frozen=True)
 class SplitCall:
     """A problem, and the requests for its plan."""
+
+    #: What names of its main kernel say beside the kernel's own constants.
+    tag: ClassVar[str] = ""
 
     problem: AttentionProblem
     algorithm: Algorithm

@@ -93,6 +93,12 @@ _SPIN = """extern "C" __global__ void spin(long long n) {
 }"""
 
 
+def own_stream(cp: Any) -> Any:
+    """A stream that does not wait for the default one, whose work is done."""
+    cp.cuda.Device().synchronize()
+    return cp.cuda.Stream(non_blocking=True)
+
+
 def hold(cp: Any, streams: Sequence[Any], cycles: int = 300_000_000) -> None:
     """Stop streams for a sixth of a second, so that work queued on them then runs together."""
     holder = cp.cuda.Stream(non_blocking=True)

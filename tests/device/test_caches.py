@@ -12,7 +12,7 @@ from hypothesis import given, settings
 import cuflash
 
 from ..kit.caches import Built, CacheCase, build, cases, check_close, same_bits
-from .common import skip_without
+from .common import own_stream, skip_without
 
 _DTYPES = "float16", "bfloat16", "float32", "float64"
 #: More entries and tokens than there are warps, and rows of several tiles.
@@ -86,7 +86,7 @@ def test_a_graph_reads_lengths_when_it_runs(cp: Any) -> None:
     built = build(case)
     raw, arrays = _on_device(cp, built)
     step = cp.array(1, cp.int32)
-    stream = cp.cuda.Stream(non_blocking=True)
+    stream = own_stream(cp)
     with stream:
         call = {**arrays, **built.keywords, **built.options}
         cuflash.attention_with_kvcache(**call)
@@ -125,7 +125,7 @@ def test_a_replayed_step_has_the_bits_of_an_eager_one(cp: Any, more: Any, tokens
     first = build(case)
     raw, arrays = _on_device(cp, first)
     call = {**arrays, **first.keywords, **first.options, **more}
-    stream = cp.cuda.Stream(non_blocking=True)
+    stream = own_stream(cp)
     with stream:
         out, lse = cuflash.attention_with_kvcache(**call, return_lse=True)
         call |= {"out": out, "lse_out": lse, "return_lse": True}
@@ -164,7 +164,7 @@ def test_a_prepared_step_is_the_call_itself_in_a_graph_too(cp: Any, algorithm: A
     call = {**arrays, **built.keywords, **built.options, "algorithm": algorithm}
     ready = cuflash.prepare(operation="kvcache", **call)
     workspace = cp.empty(ready.workspace_bytes, np.uint8)
-    stream = cp.cuda.Stream(non_blocking=True)
+    stream = own_stream(cp)
     with stream:
         out, lse = cuflash.attention_with_kvcache(**call, return_lse=True)
         call |= {"out": out, "lse_out": lse, "return_lse": True}

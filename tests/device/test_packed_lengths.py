@@ -12,7 +12,7 @@ import pytest
 import cuflash
 
 from ..kit.packed_lengths import ROWS, Row
-from .common import skip_without
+from .common import own_stream, skip_without
 
 _Arrays = dict[str, Any]
 #: Sequences from which blocks draw several tiles, and short ones.
@@ -115,9 +115,10 @@ def test_a_graph_sees_other_sequences(cp: Any, algorithm: Any) -> None:
     names = ("cu_seqlens_q", "cu_seqlens_kv")
     contents = _contents(cp, {name: call[name] for name in names})
     expected = [_both(call | one, dout, row) for one in contents]
-    stream, held = cp.cuda.Stream(non_blocking=True), {n: call[n].copy() for n in names}
+    held = {name: call[name].copy() for name in names}
     made = {name: cp.empty_like(array) for name, array in expected[0].items()}
     grads = tuple(made[f"d{name}"] for name in ("q", "k", "v"))
+    stream = own_stream(cp)
 
     def passes() -> None:
         given = call | held

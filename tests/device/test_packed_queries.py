@@ -13,7 +13,7 @@ import cuflash
 
 from ..kit.caches import Built, CacheCase, check_close, same_bits
 from ..kit.packed_queries import PackedCase, build_packed, packed_cases
-from .common import skip_without
+from .common import own_stream, skip_without
 
 #: Entries without queries or keys, with fewer keys than queries, and with one or 300 queries.
 _CASE = CacheCase(
@@ -95,7 +95,7 @@ def test_a_row_has_the_same_bits_in_a_batch_of_any_size(cp: Any, most: int) -> N
 def test_a_graph_reads_offsets_when_it_runs(cp: Any) -> None:
     """The graph is replayed with other offsets and lengths than it was captured with."""
     first = build_packed(replace(_NEW, counts=True), (60,) * 5 + (15,), 0)
-    stream = cp.cuda.Stream(non_blocking=True)
+    stream = own_stream(cp)
     with stream:
         raw, arrays = _on_device(cp, first)
         options = {**first.keywords, **first.options, "max_seqlen_q": 300}

@@ -14,7 +14,7 @@ from ..kit.compare import compare
 from ..kit.data import arrays
 from ..kit.oracle import judge
 from ..kit.split_keys import ROWS, Row
-from .common import skip_without
+from .common import own_stream, skip_without
 
 pytestmark = pytest.mark.few_tiles
 
@@ -86,7 +86,7 @@ def test_a_captured_graph_has_the_bits_of_the_call(cp: Any) -> None:
     used = cp.asarray([5000, 17, 2600], np.int32)
     out = cp.empty_like(given["q"])
     options = {"kv_chunk": 512, "seqused_kv": used}
-    stream = cp.cuda.Stream(non_blocking=True)
+    stream = own_stream(cp)
     with stream:
         cuflash.attention(**given, **options, out=out)  # compiles
         workspace = cp.empty(1 << 24, np.uint8)

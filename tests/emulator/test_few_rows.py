@@ -83,11 +83,11 @@ def test_attention_is_that_of_the_reference(case: CacheCase, way: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["wide", "pages", "padding", "window", "features", "float8",
-                                  "drafts-of-two-parts"])  # fmt: skip
-def test_merging_has_the_bits_of_split_keys(name: str) -> None:
-    """It does not matter which kernel merges, and how many multiprocessors there are."""
+                                  "drafts", "drafts-float8", "drafts-of-two-parts"])  # fmt: skip
+def test_every_way_has_the_same_bits(name: str) -> None:
+    """It does not matter which kernel merges, how many rows a block has, or the multiprocessors."""
     built, found = build(_CASES[name]), []
-    for way, sms in (("split", 132), ("merging", 132), ("merging", 2)):
+    for way, sms in (("split", 132), ("merging", 132), ("merging", 2), ("fewest rows", 132)):
         with host_cupy("90", sms) as host, few_rows(way, 128):
             _, _, results = attended(host, built, "auto")
             found.append([result.peek() for result in results])
@@ -106,8 +106,9 @@ def test_more_chunks_than_a_warp_has_lanes() -> None:
             raw, arrays, results = attended(host, built, "auto")
             check(built, raw, arrays, results)
             found.append([result.peek() for result in results])
-    for one, other in zip(*found, strict=True):
-        np.testing.assert_array_equal(one, other)
+    for other in found[1:]:
+        for one, first in zip(other, found[0], strict=True):
+            np.testing.assert_array_equal(one, first)
 
 
 def test_merging_rounds_every_sum_as_split_keys_do() -> None:
@@ -124,7 +125,8 @@ def test_merging_rounds_every_sum_as_split_keys_do() -> None:
         with host_cupy() as host, few_rows(way, 64):
             found.append(attended(host, built, "auto")[2][1].peek())
     assert abs(found[0] - np.log(2)).max() < 0.25
-    np.testing.assert_array_equal(*found)
+    for other in found[1:]:
+        np.testing.assert_array_equal(other, found[0])
 
 
 @st.composite
@@ -221,6 +223,24 @@ def test_attention_with_few_queries(chunk: int | None) -> None:
         np.testing.assert_allclose(np.asarray(out, float), truth, atol=2e-3, rtol=2e-3)
         asked = host.call(cuflash.attention, **x, blocks=(64, 64), return_lse=True)
         np.testing.assert_allclose(np.asarray(lse), np.asarray(asked[1]), rtol=1e-5)
+
+
+@pytest.mark.parametrize("heads", [(8, 2), (3, 3)])
+def test_attention_without_caches_has_every_way(heads: tuple[int, int]) -> None:
+    """The bits are those of split keys, whose chunk a caller can ask for."""
+    x = arrays(Case(2, *heads, 8, 300, 64, 64, "float16", seed=9), "q", "k", "v")
+    options: dict[str, Any] = {"causal": True, "return_lse": True}
+    with host_cupy("90", 4) as host:
+        asked = host.call(cuflash.attention, **x, **options, kv_chunk=64)
+    for way in WAYS:
+        plans: list[Any] = []
+        with host_cupy("90", 4) as host, few_rows(way, 64), observe(plans.append):
+            found = host.call(cuflash.attention, **x, **options)
+        (plan,) = plans
+        assert plan.tile.rows == (32 if heads == (8, 2) and way != "fewest rows" else 16)
+        assert plan.tile.chunk == (0 if way == "split" else 64)
+        for one, first in zip(found, asked, strict=True):
+            np.testing.assert_array_equal(np.asarray(one), np.asarray(first))
 
 
 def test_heads_that_share_keys_have_their_own_sinks_where_keys_are_whole() -> None:

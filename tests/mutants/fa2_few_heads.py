@@ -252,7 +252,7 @@ BUGS = (
     ),
     Bug(
         "few heads: an entry has the queries of all entries",
-        "cuflash/planning/fa2_few.py",
+        "cuflash/planning/fa2_few_time.py",
         "return self.problem.usual_lengths[0]",
         "return self.problem.seqlen_q",
         "tests/unit/test_packed_queries.py::"
@@ -260,8 +260,8 @@ BUGS = (
     ),
     Bug(
         "few heads: blocks of packed queries all have some",
-        "cuflash/planning/fa2_few.py",
-        "return self.problem.num_entries * self.problem.heads_q // heads * parts",
+        "cuflash/planning/fa2_few_time.py",
+        "return self.problem.num_entries * heads * self._parts",
         "return self.tile.blocks(self.problem)",
         "tests/unit/test_packed_queries.py::"
         "test_chunks_are_merged_where_those_of_as_many_unpacked_entries_are",

@@ -161,13 +161,6 @@ BUGS = (
         "packed_queries[split]",
     ),
     bug_of(
-        "few rows: a chunk that is merged in a block is split too",
-        "cuflash/planning/invariant.py",
-        "else (merging, 0)",
-        "else (merging, chunk)",
-        "[wide-merging]",
-    ),
-    bug_of(
         "few rows: sixteen queries are many",
         "cuflash/planning/tiles/fa2_few.py",
         "or problem.seqlen_q) > ROWS:",
@@ -236,12 +229,5 @@ BUGS = (
         "least = min(_CHUNKS[-1], ceil_div(keys, _MOST_CHUNKS))",
         "least = ceil_div(keys, _MOST_CHUNKS)",
         "tests/unit/test_plan_few_rows.py",
-    ),
-    Bug(
-        "few rows: a block merges chunks if that is slower",
-        "cuflash/planning/fa2_few.py",
-        "if merging < split else None",
-        "if merging > split else None",
-        "tests/unit/test_plan_key_chunks.py",
     ),
 )

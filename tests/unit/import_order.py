@@ -63,6 +63,7 @@ ORDER = [
     "planning.key_chunks",
     "planning.forward_time",
     "planning.fa1",
+    "planning.fa2_few_time",
     "planning.fa2_few",
     "planning.fa2",
     "planning.fa3_choice",

@@ -7,12 +7,13 @@ from dataclasses import replace
 import pytest
 
 from cuflash.features.packed_group import with_packed_group
-from cuflash.planning.fa2_few import FewWork, _chunks
+from cuflash.planning.fa2_few import _chunks
+from cuflash.planning.fa2_few_time import FewWork
 from cuflash.planning.invariant import batch_invariant_plan
 from cuflash.planning.key_chunks import chunk_of
 from cuflash.planning.plan import Plan, plan
 from cuflash.planning.problem import AttentionProblem
-from cuflash.planning.tiles.fa2_few import Fa2FewTile, few_tile
+from cuflash.planning.tiles.fa2_few import Fa2FewTile, few_tiles
 
 from ..architectures import LIMITS
 from .test_forward_time import few
@@ -21,9 +22,11 @@ H200 = LIMITS["90"]
 
 
 def _tile(problem: AttentionProblem) -> Fa2FewTile:
-    tile = few_tile(problem, H200)
-    assert tile is not None
-    return tile
+    return few_tiles(problem, H200)[0]
+
+
+def _tiles(problem: AttentionProblem) -> tuple[Fa2FewTile, ...]:
+    return few_tiles(with_packed_group(problem), H200)
 
 
 def _time(problem: AttentionProblem, chunk: int = 0, merges: bool = False) -> float:
@@ -92,26 +95,58 @@ def test_the_last_chunk_counts_like_the_others() -> None:
     assert _time(work, 1024) > _time(replace(work, seqlen_kv=1024), 1024) + 2
 
 
-def test_a_round_is_of_as_many_blocks_as_multiprocessors() -> None:
-    """Half as many take as long as one. With more they crowd each other, but a full round hardly:
-    it takes as long as the memory."""
+#: Bytes of the keys and values of 8192 keys, and microseconds of the launch.
+_BYTES, _LAUNCH = 2 * 2 * 128 * 8192, 5.7
+
+
+def test_a_round_takes_as_long_as_the_memory_or_as_one_block_alone() -> None:
     times = [_time(few(blocks, (1, 1), (1, 8192))) for blocks in range(1, 133)]
-    assert times[65] == times[0]
-    assert times[71] > times[65] + 10
-    memory = [5 + blocks * 2 * 2 * 128 * 8192 / 4.5e6 for blocks in range(1, 133)]
-    longer = [time - least for time, least in zip(times, memory, strict=True)]
-    assert longer[131] == pytest.approx(0)
-    assert longer[71] == pytest.approx(longer[84]) == pytest.approx(13, abs=1)
-    assert longer[84] > longer[100] + 2 > longer[116] + 4
+    alone = _LAUNCH + 0.5 + _BYTES / 0.078e6
+    for blocks, time in enumerate(times, 1):
+        assert time == pytest.approx(max(alone, _LAUNCH + blocks * _BYTES / 4.44e6))
 
 
-def test_blocks_that_merge_chunks_crowd_each_other_later() -> None:
-    """Meanwhile they leave the memory to the others."""
-    work = {blocks: few(blocks, (1, 1), (1, 8192)) for blocks in (66, 72, 80, 100)}
-    times = {blocks: _time(one, 1024, True) for blocks, one in work.items()}
-    assert times[72] == times[66] < times[80] - 5
-    assert times[72] < _time(work[72]) - 5
-    assert times[100] == _time(work[100])
+def test_a_last_round_hides_a_part_of_what_a_block_needs_alone() -> None:
+    """The more rounds came before, and the more blocks it has, the larger the part."""
+    alone = 0.5 + _BYTES / 0.078e6
+    for rounds, others in ((1, 1), (1, 66), (1, 131), (2, 66), (5, 1)):
+        blocks = rounds * 132 + others
+        memory = blocks * _BYTES / 4.44e6
+        shown = (1 - others / 132) * alone / (1 + rounds)
+        waits = 2.3 * rounds**0.5
+        time = _time(few(blocks, (1, 1), (1, 8192)))
+        assert time == pytest.approx(_LAUNCH + memory + shown + waits)
+    full = _time(few(264, (1, 1), (1, 8192)))
+    assert full == pytest.approx(_LAUNCH + 264 * _BYTES / 4.44e6 + 2.3)
+
+
+def test_blocks_that_merge_chunks_take_time_for_each_of_them() -> None:
+    """By the rows and columns of their results."""
+    whole, heads = few(1, (1, 1), (1, 8192)), few(1, (8, 1), (2, 8192))
+    assert _time(whole, 1024, True) - _time(whole) == pytest.approx(8 * (0.65 + 8 * 0.116))
+    assert _time(heads, 512, True) - _time(heads) == pytest.approx(16 * (0.65 + 16 * 0.116))
+    narrow = replace(whole, head_dim_v=64)
+    assert _time(narrow, 1024, True) - _time(narrow) == pytest.approx(8 * (0.65 + 4 * 0.116))
+    float8 = replace(whole, float8=True)
+    assert _time(float8, 1024, True) - _time(float8) == pytest.approx(8 * 8 * 0.09)
+
+
+def test_blocks_that_share_keys_read_them_once_in_one_round() -> None:
+    """In several rounds they read them from L2, each for itself."""
+    drafted = few(8, (32, 8), (8, 8192))
+    wide, narrow = _tiles(drafted)
+    assert (wide.rows, narrow.rows) == (32, 16)
+    one = FewWork(drafted, H200, narrow, 0)
+    assert one.blocks == 128
+    rows = 0.07 * 12
+    assert one.time == pytest.approx(_LAUNCH + 64 * _BYTES / 4.44e6 + rows)
+    assert FewWork(drafted, H200, wide, 0).time == pytest.approx(
+        _LAUNCH + 0.5 + _BYTES / (0.7 * 0.078e6) + 0.07 * 28
+    )
+    several = FewWork(replace(drafted, batch=33), H200, narrow, 0)
+    assert several.blocks == 528
+    further = 2 * rows * 2 + 2.3 * 3**0.5
+    assert several.time == pytest.approx(_LAUNCH + 528 * _BYTES / 7.5e6 + further)
 
 
 def test_a_block_takes_time_for_the_rows_that_it_has() -> None:
@@ -162,8 +197,9 @@ _STEADY = {
     "drafted, short, 4 heads on 1": (few(1, (4, 1), (8, 1024)), None),
     "wide, drafted, short": (few(1, (16, 2), (8, 1024), 256), None),
     "wide, 32768 keys": (few(1, (32, 8), (1, 32768), 256), None),
+    "4096 keys": (few(1, (64, 8), (1, 4096)), 512),
     "8192 keys": (few(1, (32, 8), (1, 8192)), 1024),
-    "131072 keys": (few(1, (32, 8), (1, 131072)), 8192),
+    "131072 keys": (few(1, (32, 8), (1, 131072)), 16384),
 }
 
 
@@ -175,7 +211,7 @@ def test_the_chunk_for_all_batches_has_the_least_sum_of_squared_ratios(name: str
     taken = chunk_of(chosen.problem) or chosen.tile.chunk
     packed = with_packed_group(problem)
     chunks = _chunks(packed, _tile(packed))
-    ratios = [_ratios(problem, batch, chunks) for batch in (1, 2, 4, 8, 16, 32, 64, 128)]
+    ratios = [_ratios(problem, batch, chunks) for batch in (1, 1, 2, 4, 8, 16, 32, 64, 128)]
     sums = {chunk: sum(of[chunk] ** 2 for of in ratios) for chunk in chunks}
     assert sums[taken] == min(sums.values())
     assert timed in (None, taken)

@@ -12,7 +12,7 @@ from cuflash.planning.key_chunks import chunk_of
 from cuflash.planning.plan import plan
 from cuflash.planning.problem import AttentionProblem
 from cuflash.planning.tiles.common import ceil_div
-from cuflash.planning.tiles.fa2_few import Fa2FewTile, few_tile
+from cuflash.planning.tiles.fa2_few import Fa2FewTile, few_tiles
 
 from ..architectures import LIMITS
 from .test_forward_time import few
@@ -39,8 +39,7 @@ def _grouped(group: int, queries: int, width: int = 128) -> AttentionProblem:
 
 
 def _tile(problem: AttentionProblem) -> Fa2FewTile:
-    tile = few_tile(problem, H200)
-    assert tile is not None
+    tile = few_tiles(problem, H200)[0]
     assert tile.footprint.excess(H200) is None
     return tile
 

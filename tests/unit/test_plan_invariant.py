@@ -16,7 +16,7 @@ from cuflash.planning.invariant import batch_invariant_plan
 from cuflash.planning.key_chunks import chunk_of
 from cuflash.planning.plan import Plan, plan
 from cuflash.planning.problem import AttentionProblem
-from cuflash.planning.tiles.fa2_few import Fa2FewTile, few_tile, with_whole_rows
+from cuflash.planning.tiles.fa2_few import Fa2FewTile, few_tiles, with_whole_rows
 
 from ..architectures import LIMITS
 from .test_forward_time import few
@@ -86,8 +86,7 @@ def test_packed_queries_have_results_of_every_row(architecture: str) -> None:
     """If they do not fit, the tile is the one for entries with as many queries as need them."""
     limits, (width, most) = LIMITS[architecture], _HALVES[architecture]
     unpacked = few(8, (8, 8), (most, 4096), width, storage="float16")
-    own = few_tile(unpacked, limits)
-    assert own is not None
+    (own,) = few_tiles(unpacked, limits)
     assert (own.result_rows, with_whole_rows(own, limits)) == (8, None)
     whole = batch_invariant_plan(replace(unpacked, seqlen_q=9), limits, algorithm="fa2")
     assert isinstance(whole.tile, Fa2FewTile)

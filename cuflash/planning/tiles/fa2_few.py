@@ -22,7 +22,7 @@ __all__ = [
     "FEWEST_OF_WHOLE_TILES",
     "ROWS",
     "Fa2FewTile",
-    "few_tile",
+    "few_tiles",
     "merging_tile",
     "tile_of_row",
     "why_not_few",
@@ -37,6 +37,9 @@ ROWS = 16
 FEWEST_OF_WHOLE_TILES = ROWS // 2 + 1
 #: Fewest slots of a warp: one matrix arrives while another one is read.
 _FEWEST_SLOTS = 2
+
+#: Bytes of keys and values that are on their way to a block in a ring that is long enough.
+_ON_ITS_WAY = 96 * 1024
 
 #: Features that the kernel has. The others hide tiles, drop weights, or read an array of pairs.
 _FEATURES = frozenset(
@@ -115,6 +118,16 @@ class Fa2FewTile:
         result = 4 * self.result_rows * (self.head_dim_v + 8) * self.warps
         return max(_FEWEST_SLOTS, 0 if self.chunk else ceil_div(result, self._slots_of_warps))
 
+    def with_even_loads(self) -> Fa2FewTile:
+        """Return the tile with no more on its way than a multiprocessor alone needs.
+
+        Where many, but not all, multiprocessors have a block, longer rings let some of them
+        overtake the others, and the last ones do not catch up.
+        """
+        needed = ceil_div(_ON_ITS_WAY, self._slots_of_warps)
+        slots = min(self.num_slots, max(needed, self._fewest_slots))
+        return replace(self, num_slots=slots)
+
     def blocks(self, problem: AttentionProblem) -> int:
         """Return the number of blocks of a pass that does not split keys."""
         heads = problem.batch * problem.heads_q // max(1, self.heads)
@@ -145,12 +158,20 @@ class Fa2FewTile:
         }
 
 
-def few_tile(problem: AttentionProblem, limits: DeviceLimits) -> Fa2FewTile | None:
-    """Return the first tile of the table that fits; None if a pass cannot have one."""
+def few_tiles(problem: AttentionProblem, limits: DeviceLimits) -> tuple[Fa2FewTile, ...]:
+    """Return the first tile of the table that fits, then that tile with fewer rows.
+
+    Blocks with fewer rows read the same keys more often, and there are more of them. There
+    is no tile if a pass cannot have one.
+    """
     if why_not_few(problem, limits) is not None:
-        return None
-    tiles = (tile_of_row(problem, limits, row) for row in _rows(problem))
-    return next((tile for tile in tiles if tile.footprint.excess(limits) is None), None)
+        return ()
+    for row in _rows(problem):
+        tile = tile_of_row(problem, limits, row)
+        if tile.footprint.excess(limits) is None:
+            fewer = row._replace(most_rows=ROWS)
+            return (tile,) if tile.rows == ROWS else (tile, tile_of_row(problem, limits, fewer))
+    return ()
 
 
 def merging_tile(tile: Fa2FewTile, limits: DeviceLimits, chunk: int) -> Fa2FewTile | None:
