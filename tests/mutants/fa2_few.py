@@ -72,7 +72,7 @@ BUGS = (
         _WALK,
         "(c.range.begin / tiles + 1) * tiles;",
         "c.range.begin + tiles;",
-        "merging_has_the_bits_of_split_keys[window]",
+        "every_way_has_the_same_bits[window]",
     ),
     bug_of(
         "few rows: the last chunk ends after the last tile",
@@ -107,7 +107,7 @@ BUGS = (
         _TYPES,
         "range.begin % Config::warps;",
         "0;",
-        "merging_has_the_bits_of_split_keys[window]",
+        "every_way_has_the_same_bits[window]",
     ),
     bug_of(
         "few rows: the second register of Q has other columns",

@@ -144,7 +144,7 @@ BUGS = (
         "cuflash/planning/fa2.py",
         '("chunk_tiles", tile.chunk // tile.block_kv)',
         '("chunk_tiles", tile.chunk)',
-        "merging_has_the_bits_of_split_keys[wide]",
+        "every_way_has_the_same_bits[wide]",
     ),
     bug_of(
         "few rows: chunks are merged in any order",

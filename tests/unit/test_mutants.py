@@ -46,6 +46,18 @@ def test_a_bug_is_one_edit_that_can_be_made(bug: Bug, root: Path) -> None:
     assert bug.find != bug.replace
 
 
+@pytest.mark.parametrize("bug", [*BUGS, *EMULATED_BUGS], ids=lambda bug: bug.name)
+def test_the_test_of_a_bug_exists(bug: Bug, root: Path) -> None:
+    for named, folder in ((bug.test, ""), (bug.emulated, "tests/emulator")):
+        file, _, name = named.partition("::")
+        if not name:
+            continue
+        there = next(
+            p for p in (root / folder / file, root / "tests/emulator" / file) if p.is_file()
+        )
+        assert f"def {name.partition('[')[0]}(" in there.read_text(), named
+
+
 def test_names_are_unique() -> None:
     assert len({bug.name for bug in _ALL}) == len(_ALL)
 
