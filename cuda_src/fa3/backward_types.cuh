@@ -215,10 +215,42 @@ struct Earlier<Config, true> {
   __device__ unsigned kv_phase() const { return tiles_before / 2 % 2; }
 };
 
+// Query heads of a block's steps.
+template <class Config>
+__device__ inline int group_of(const typename Config::Params& params) {
+  if constexpr (Config::cut) {
+    return params.shape.heads_q / (params.shape.heads_kv / static_cast<int>(params.parts));
+  }
+  return params.shape.heads_q / params.shape.heads_kv;
+}
+
+// The steps of a block where several blocks cut the steps of a kv tile: `cut_count` of them, from
+// step `cut_begin` on. Empty where a block has all steps of its query heads.
+template <class Config, bool = Config::cut>
+struct CutSteps {
+  __device__ CutSteps(const typename Config::Params&, const WorkItem&, const QBlocks<Config>&) {}
+};
+template <class Config>
+struct CutSteps<Config, true> {
+  int cut_begin;
+  int cut_count;
+
+  // Part p of P has the steps from n p / P to n (p + 1) / P of all n.
+  __device__ CutSteps(const typename Config::Params& params, const WorkItem& item,
+                      const QBlocks<Config>& blocks) {
+    const auto parts = static_cast<unsigned>(params.parts);
+    const unsigned part = static_cast<unsigned>(item.head) % parts;
+    const unsigned long long steps =
+        static_cast<unsigned>(max(0, blocks.end - blocks.begin) * group_of<Config>(params));
+    cut_begin = static_cast<int>(steps * part / parts);
+    cut_count = static_cast<int>(steps * (part + 1) / parts) - cut_begin;
+  }
+};
+
 // The context of all roles: the kv tile, and its steps, which visit the q tiles that see it, for
 // one query head of the group after the other. `item.head` is the kv head, or one of its parts.
 template <class Config>
-struct BackwardContext : ListedSteps<Config>, Earlier<Config> {
+struct BackwardContext : ListedSteps<Config>, Earlier<Config>, CutSteps<Config> {
   const typename Config::Params& params;
   BackwardStorage<Config>& shared;
   const WorkItem item;
@@ -228,9 +260,17 @@ struct BackwardContext : ListedSteps<Config>, Earlier<Config> {
 
   __device__ int steps() const {
     if constexpr (Config::listed) return this->count;
+    if constexpr (Config::cut) return this->cut_count;
     return (blocks.end - blocks.begin) * group;
   }
-  __device__ QPlace first() const { return {item.head * group, blocks.begin}; }
+  __device__ QPlace first() const {
+    if constexpr (Config::cut) {
+      const int tiles = max(1, blocks.end - blocks.begin);
+      const int heads = this->cut_begin / tiles;
+      return {kv_head() * group + heads, blocks.begin + this->cut_begin - heads * tiles};
+    }
+    return {item.head * group, blocks.begin};
+  }
   __device__ QPlace after(const QPlace& place) const {
     const bool last = place.tile + 1 == blocks.end;
     return {place.head + last, last ? blocks.begin : place.tile + 1};
@@ -296,17 +336,11 @@ template <class Config>
 __device__ inline BackwardContext<Config> context_of(const typename Config::Params& params,
                                                      BackwardStorage<Config>& shared, unsigned tile,
                                                      const Earlier<Config>& earlier = {}) {
-  const Shape& shape = params.shape;
   const auto [item, seq] =
       kv_item_of<Config>(params, kv_order<Config>(params), tile, Config::ordered);
-  return {{params, item, seq},
-          earlier,
-          params,
-          shared,
-          item,
-          seq,
-          seeing_blocks<Config>(params, item, seq),
-          shape.heads_q / shape.heads_kv};
+  const auto blocks = seeing_blocks<Config>(params, item, seq);
+  return {{params, item, seq},   earlier, {params, item, blocks}, params, shared, item, seq, blocks,
+          group_of<Config>(params)};
 }
 
 // A warp's state in the steps.

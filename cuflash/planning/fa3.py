@@ -19,7 +19,7 @@ from .hopper import ARCHITECTURE, for_hopper
 from .item_lists import ItemLists
 from .kernel import KernelConfig, KernelLaunch, kernel_config, lay_out
 from .key_chunks import KeyChunks
-from .key_parts import KeyParts, parts_of
+from .key_parts import ONE_PART, KeyParts, Parts, parts_of
 from .overlapping import overlapping
 from .problem import DTYPES, AttentionProblem
 from .row_order import RowOrder
@@ -50,7 +50,7 @@ def fa3_plan(
     blocks: tuple[int, int] | None,
     rejected: tuple[tuple[Algorithm, str], ...],
     tile: fa3.Fa3Tile | None = None,
-    parts: int | None = None,
+    parts: Parts | None = None,
     kv_chunk: int | None = None,
 ) -> Plan:
     """Return the plan of a forward or backward pass.
@@ -59,8 +59,8 @@ def fa3_plan(
 
     Backward: a block for each kv tile of each head, or for a part of its query heads.
 
-    ``tile`` replaces the chosen one, for comparisons of tiles, and ``parts``
-    replaces the number of blocks that share a kv tile.
+    ``tile`` and ``parts`` replace the chosen tile and the way in which blocks share a
+    kv tile, for comparisons.
     """
     reason = _why_not(problem, limits)
     if reason is not None:
@@ -182,25 +182,28 @@ def _backward(
     tile: fa3.Fa3BackwardTile,
     reason: str,
     rejected: tuple[tuple[Algorithm, str], ...],
-    parts: int | None,
+    parts: Parts | None,
 ) -> Plan:
     _check_pair_sums(problem, tile)
     if problem.sequences:
         tile = replace(tile, kv_tiles_per_convert_block=0)
-        parts = 1
+        parts = ONE_PART
     tiles = problem.tiles(problem.seqlen_kv, tile.block_kv)
     at_once = limits.num_sms * tile.footprint.blocks_per_sm
-    keys = KeyParts(problem, limits, tile, parts or parts_of(problem, tile, at_once))
-    seen = keys.seen
+    shared = parts or parts_of(problem, tile, at_once)
+    if shared.cut:  # no block has all rows of a head
+        tile = replace(tile, kv_tiles_per_convert_block=0)
+    keys = KeyParts(problem, limits, tile, shared)
     tile = replace(tile, stays=_stays(problem, tile, keys.parts))
     bits = bits_of_tiles(problem, limits, fa3.ARITHMETIC, tile.block_q, tile.block_kv)
     constants = tile.constants(bits.of_each_tile) | keys.constants | bits.constants
-    head_group = _backward_head_group(seen, limits, tile, tiles)
-    heads = problem.batch * seen.heads_kv
+    head_group = _backward_head_group(problem, limits, tile, tiles, shared)
+    heads = problem.batch * keys.heads
     rounds = tile.kv_tiles_per_convert_block
-    order = RowOrder(heads, tiles, head_group, rounds, limits.num_sms, not tile.stays)
+    clears = not (tile.stays or shared.cut)
+    order = RowOrder(heads, tiles, head_group, rounds, limits.num_sms, clears)
     turns = _counters(tile)
-    cleared = order.heads_ahead * seen.group
+    cleared = order.heads_ahead * problem.group // keys.parts
     rows = RowSteps(problem, limits, "fa3", fa3.ARITHMETIC, tile.head_dim, turns, cleared)
     main = _backward_launch(problem, limits, tile, constants, order, (*keys.arguments, rows.rows))
     every = (rows.before, main) if tile.kv_tiles_per_convert_block else rows.around(main)
@@ -272,10 +275,18 @@ def _check_pair_sums(problem: AttentionProblem, tile: fa3.Fa3BackwardTile) -> No
 
 
 def _backward_head_group(
-    problem: AttentionProblem, limits: DeviceLimits, tile: fa3.Fa3BackwardTile, tiles: int
+    problem: AttentionProblem,
+    limits: DeviceLimits,
+    tile: fa3.Fa3BackwardTile,
+    tiles: int,
+    shared: Parts,
 ) -> int:
-    """Return the number of kv heads in a head group."""
+    """Return the number of kv heads in a head group, where every part counts as one."""
     per_sm = tile.footprint.blocks_per_sm
+    if shared.cut:  # all parts of a tile run together
+        whole = _backward_head_group(problem, limits, tile, tiles * shared.number, ONE_PART)
+        return whole * shared.number
+    problem = replace(problem, heads_kv=problem.heads_kv * shared.number)
     if tile.ordered:
         return taking_turns(problem.batch * problem.heads_kv, tiles, limits.num_sms * per_sm)
     if _uneven(problem):

@@ -41,7 +41,7 @@ def _problem(heads: str, seqlen: int, head_dim: int, mask: str) -> AttentionProb
 def _parts(problem: AttentionProblem) -> int:
     tile = planned(problem).tile
     assert isinstance(tile, Fa3BackwardTile)
-    return parts_of(problem, tile, 132)
+    return parts_of(problem, tile, 132).number
 
 
 # The times of 1, 2, 4, ... parts, up to the size of the group, were measured. The times of the
