@@ -228,7 +228,7 @@ __device__ inline int group_of(const typename Config::Params& params) {
 // step `cut_begin` on. Empty where a block has all steps of its query heads.
 template <class Config, bool = Config::cut>
 struct CutSteps {
-  __device__ CutSteps(const typename Config::Params&, const WorkItem&, const QBlocks<Config>&) {}
+  __device__ CutSteps(const typename Config::Params&, const WorkItem&, const Sequence&) {}
 };
 template <class Config>
 struct CutSteps<Config, true> {
@@ -237,7 +237,10 @@ struct CutSteps<Config, true> {
 
   // Part p of P has the steps from n p / P to n (p + 1) / P of all n.
   __device__ CutSteps(const typename Config::Params& params, const WorkItem& item,
-                      const QBlocks<Config>& blocks) {
+                      const Sequence& seq) {
+    static_assert(!Config::listed && !Config::ordered && Config::kv_tiles_per_convert_block == 0,
+                  "no block has all rows of a head");
+    const QBlocks<Config> blocks(seq, item.kv_begin);
     const auto parts = static_cast<unsigned>(params.parts);
     const unsigned part = static_cast<unsigned>(item.head) % parts;
     const unsigned long long steps =
@@ -338,8 +341,14 @@ __device__ inline BackwardContext<Config> context_of(const typename Config::Para
                                                      const Earlier<Config>& earlier = {}) {
   const auto [item, seq] =
       kv_item_of<Config>(params, kv_order<Config>(params), tile, Config::ordered);
-  const auto blocks = seeing_blocks<Config>(params, item, seq);
-  return {{params, item, seq},   earlier, {params, item, blocks}, params, shared, item, seq, blocks,
+  return {{params, item, seq},
+          earlier,
+          {params, item, seq},
+          params,
+          shared,
+          item,
+          seq,
+          seeing_blocks<Config>(params, item, seq),
           group_of<Config>(params)};
 }
 
