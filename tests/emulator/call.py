@@ -56,6 +56,12 @@ class Kernels:
         return "bias" if staged else ""
 
     @property
+    def cut(self) -> bool:
+        """Whether parts may cut the steps of a kv tile: there are no features."""
+        few = self.sinks or self.softcap or self.alibi or self.bias or self.mask
+        return self.parted and not (few or self.window or self.dropout or self.written)
+
+    @property
     def groups(self) -> tuple[int, ...]:
         """Numbers of query heads for each kv head."""
         return (1,) if self.kept else (1, 2, 4, 3)
@@ -102,6 +108,8 @@ class Call:
         Whether the arrays are NumPy's, which the library copies to the device and back.
     parts
         Blocks that share a kv tile of FlashAttention-3's backward pass.
+    cut
+        Whether they cut its steps, and not only its query heads.
     turns
         The number of repetitions, with arrays at other places and on other streams.
     shift
@@ -125,6 +133,7 @@ class Call:
     odd: tuple[str, ...] = ()
     rows: Strides = CONTIGUOUS
     parts: int = 1
+    cut: bool = False
     stream: int = 0
     device: int = 0
     turns: int = 1

@@ -140,6 +140,8 @@ def calls(draw: st.DrawFn, kernels: Kernels) -> Call:
     # tensor cores truncate and may err by a unit, where the rule compares with an error of 0.
     coarse = kernels.dtype == "float32" and case.values == "small"
     unshifted = case.values == "integers" or case.softcap is not None or coarse
+    cut = kernels.cut and draw(st.booleans())
+    parts = (2, 3, 5) if cut else (1, 2, case.group)
     return Call(
         case,
         wide=narrow and draw(st.booleans()),
@@ -147,7 +149,8 @@ def calls(draw: st.DrawFn, kernels: Kernels) -> Call:
         host=host,
         odd=() if plain else draw(odd),
         rows=draw(rows),
-        parts=draw(st.sampled_from((1, 2, case.group))) if kernels.parted else 1,
+        parts=draw(st.sampled_from(parts)) if kernels.parted else 1,
+        cut=cut,
         stream=draw(st.sampled_from((0, 0, 77, 78))),
         device=draw(st.sampled_from((0, 0, 0, 1))),
         turns=turns,
