@@ -191,15 +191,15 @@ BUGS = (
     Bug(
         "few rows: a launch that overlaps has no attribute",
         "cuflash/cuda/overlap.py",
-        "stream, attributes, 1)",
-        "stream, attributes, 0)",
+        "stream, _ATTRIBUTE_ADDRESS, 1)",
+        "stream, _ATTRIBUTE_ADDRESS, 0)",
         "tests/unit/test_overlap.py",
     ),
     Bug(
         "few rows: the main kernel overlaps the call before",
-        "cuflash/cuda/launch.py",
-        "if one.overlaps and self._overlapping is not None:",
-        "if self._overlapping is not None:",
+        "cuflash/cuda/prepared_kernel.py",
+        "if self.overlaps and overlapping is not None:",
+        "if overlapping is not None:",
         "tests/unit/test_overlap.py",
     ),
     Bug(
@@ -212,8 +212,8 @@ BUGS = (
     Bug(
         "few rows: an error of an early launch is lost",
         "cuflash/cuda/launch.py",
-        "        if failed:\n",
-        "        if failed < 0:\n",
+        "                if failed:\n",
+        "                if failed == -1:\n",
         "tests/unit/test_overlap.py",
     ),
     Bug(

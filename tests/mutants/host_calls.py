@@ -7,7 +7,11 @@ from .bug import Bug
 _CALLS = "cuflash/calls.py"
 _DISPATCH = "cuflash/dispatch.py"
 _LAUNCH = "cuflash/cuda/launch.py"
+_KERNEL = "cuflash/cuda/prepared_kernel.py"
+_OVERLAP = "cuflash/cuda/overlap.py"
 _PIPELINE = "cuflash/pipeline.py"
+_LAUNCHES = "tests/unit/test_launch_parameters.py::test_"
+_EARLY = "tests/unit/test_overlap.py::test_"
 
 
 def _argument(operation: str, name: str) -> str:
@@ -68,7 +72,7 @@ BUGS = (
     ),
     Bug(
         "parts of the workspace begin at one place",
-        _LAUNCH,
+        _KERNEL,
         "words[word] = workspace + offset",
         "words[word] = workspace",
         _argument("forward", "algorithm"),
@@ -76,9 +80,51 @@ BUGS = (
     Bug(
         "kept parameters are those of any workspace",
         _LAUNCH,
-        "every = self._kept.get(key)",
-        "every = self._kept.get(next((k for k in self._kept if k[2:] == key[2:]), key))",
+        "kept = self._kept.get(key)",
+        "kept = self._kept.get(next((k for k in self._kept if k[3:] == key[3:]), key))",
         _argument("backward", "workspace"),
+    ),
+    Bug(
+        "kept launches are those of any stream",
+        _LAUNCH,
+        "key = (stream, workspace, counter, *addresses)",
+        "key = (0, workspace, counter, *addresses)",
+        _LAUNCHES + "another_stream_has_other_launches",
+    ),
+    Bug(
+        "a launch is kept with what is no stream",
+        _LAUNCH,
+        "how = operator.index(stream), self._cuda.driver",
+        "how = stream, self._cuda.driver",
+        _LAUNCHES + "what_is_no_stream_spoils_no_later_launch",
+    ),
+    Bug(
+        "the parameters of a launch do not live as long",
+        _LAUNCH,
+        "Launches(tuple(every), made)",
+        "Launches(tuple(every), ())",
+        _EARLY + "parameters_live_while_a_kernel_is_launched",
+    ),
+    Bug(
+        "nobody holds the parameters while a kernel is launched",
+        _LAUNCH,
+        "        every, _ = kept  # other threads may empty what is kept",
+        "        every, _ = kept\n        del kept, _",
+        _EARLY + "parameters_live_while_a_kernel_is_launched",
+    ),
+    Bug(
+        "an early launch does not keep its sizes",
+        _OVERLAP,
+        "ctypes.byref(config), *where",
+        "ctypes.c_void_p(ctypes.addressof(config)), *where",
+        _EARLY + "a_launch_keeps_its_size_as_long_as_it_lives",
+    ),
+    Bug(
+        "an early launch is given 32 bits of an address",
+        _OVERLAP,
+        "ctypes.c_void_p(parameters)",
+        "ctypes.c_uint32(parameters)",
+        _EARLY + "addresses_have_all_their_bits",
     ),
     Bug(
         "one aligned tensor is enough for whole vectors",
