@@ -186,21 +186,21 @@ BUGS = (
         "cuflash/cuda/overlap.py",
         "_OVERLAPS = 6",
         "_OVERLAPS = 7",
-        "tests/unit/test_overlap.py",
+        "tests/unit/test_early_launches.py",
     ),
     Bug(
         "few rows: a launch that overlaps has no attribute",
         "cuflash/cuda/overlap.py",
         "stream, _ATTRIBUTE_ADDRESS, 1)",
         "stream, _ATTRIBUTE_ADDRESS, 0)",
-        "tests/unit/test_overlap.py",
+        "tests/unit/test_early_launches.py",
     ),
     Bug(
         "few rows: the main kernel overlaps the call before",
         "cuflash/cuda/prepared_kernel.py",
         "if self.overlaps and overlapping is not None:",
         "if overlapping is not None:",
-        "tests/unit/test_overlap.py",
+        "tests/unit/test_early_launches.py",
     ),
     Bug(
         "few rows: older devices launch the merge early",
@@ -214,7 +214,7 @@ BUGS = (
         "cuflash/cuda/launch.py",
         "                if failed:\n",
         "                if failed == -1:\n",
-        "tests/unit/test_overlap.py",
+        "tests/unit/test_early_launches.py",
     ),
     Bug(
         "few rows: XLA's launch of a merge has no attribute",

@@ -11,7 +11,7 @@ _KERNEL = "cuflash/cuda/prepared_kernel.py"
 _OVERLAP = "cuflash/cuda/overlap.py"
 _PIPELINE = "cuflash/pipeline.py"
 _LAUNCHES = "tests/unit/test_launch_parameters.py::test_"
-_EARLY = "tests/unit/test_overlap.py::test_"
+_EARLY = "tests/unit/test_early_launches.py::test_"
 
 
 def _argument(operation: str, name: str) -> str:
