@@ -107,7 +107,7 @@ class PreparedPlan:
         with self._cuda.Device(self.device_id):
             self.launch(addresses, workspace, stream)
 
-    def launch(self, addresses: tuple[int, ...], workspace: int, stream: int) -> None:
+    def launch(self, addresses: Sequence[int], workspace: int, stream: int) -> None:
         """Launch like :meth:`run`, after :func:`is_current` has returned True for the device."""
         counter = 0
         if self.counter_offset is not None:

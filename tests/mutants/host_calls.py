@@ -11,6 +11,7 @@ _KERNEL = "cuflash/cuda/prepared_kernel.py"
 _OVERLAP = "cuflash/cuda/overlap.py"
 _PIPELINE = "cuflash/pipeline.py"
 _LAUNCHES = "tests/unit/test_launch_parameters.py::test_"
+_DEFAULTS = "tests/unit/test_calls_defaults.py::test_"
 _EARLY = "tests/unit/test_early_launches.py::test_"
 
 
@@ -31,8 +32,8 @@ BUGS = (
     Bug(
         "a signature has no strides",
         _CALLS,
-        "parts += (array.shape, array.strides, array.dtype,",
-        "parts += (array.shape, array.dtype,",
+        "parts.append((array.shape, array.strides, array.dtype,",
+        "parts.append((array.shape, array.dtype,",
         _argument("forward", "q"),
     ),
     Bug(
@@ -45,15 +46,57 @@ BUGS = (
     Bug(
         "a signature has no types",
         _CALLS,
-        "*values, *map(type, values), *arrays]",
-        "*values, *arrays]",
+        "(*keywords, *values, *map(type, values))",
+        "(*keywords, *values)",
         _argument("backward", "deterministic"),
+    ),
+    Bug(
+        "a signature has no names of keywords",
+        _CALLS,
+        "(*keywords, *values, *map(type, values))",
+        "(*values, *map(type, values))",
+        "tests/unit/test_calls_defaults.py::test_a_keyword_is_not_taken_for_another",
+    ),
+    Bug(
+        "a signature has no names of arrays",
+        _CALLS,
+        "[operation, *arrays]",
+        "[operation]",
+        "tests/unit/test_calls_defaults.py::test_an_array_is_not_taken_for_another",
+    ),
+    Bug(
+        "a signature has no device",
+        _CALLS,
+        "array.dtype, data.device_id, address & 15))",
+        "array.dtype, address & 15))",
+        _argument("forward", "q"),
+    ),
+    Bug(
+        "a signature has no dtype",
+        _CALLS,
+        "array.strides, array.dtype, data.device_id",
+        "array.strides, data.device_id",
+        _argument("backward", "q"),
+    ),
+    Bug(
+        "an array of another kind is taken for CuPy's",
+        _CALLS,
+        "        if type(array) is not ndarray:\n",
+        "        if not isinstance(array, ndarray or ()):\n",
+        "tests/unit/test_calls.py::test_a_subclass_is_not_plainly_an_array",
+    ),
+    Bug(
+        "a repeated call is on the current device",
+        _CALLS,
+        "with self._cuda.Device(self._device):",
+        "if True:",
+        "tests/unit/test_calls_generated.py::test_calls_in_any_order_are_as_fresh_ones[forward]",
     ),
     Bug(
         "a repeated call makes results of q's dtype",
         _CALLS,
-        "(name, spec.shape, dtype_named(spec.dtype))",
-        "(name, spec.shape, dtype_named(plan.problem.storage))",
+        "(name, spec.shape, dtype_named(spec.dtype).type)",
+        "(name, spec.shape, dtype_named(plan.problem.storage).type)",
         _argument("forward", "return_lse"),
     ),
     Bug(
@@ -139,6 +182,29 @@ BUGS = (
         "with self._cuda.Device(self.device_id):",
         "if True:",
         "tests/unit/test_prepared_audited.py",
+    ),
+    *(
+        Bug(
+            f"{pass_}: {what} is taken for the default of {name}",
+            f"cuflash/api/{pass_}.py",
+            f"{name} is {not_ * 'not '}{default}",
+            instead,
+            f"{_DEFAULTS}nothing_is_mistaken_for_a_default[{pass_}-{name}]",
+        )
+        for what, pass_, name, default, not_, instead in (
+            ("0", "forward", "causal", "False", True, "causal"),
+            ("0", "backward", "causal", "False", True, "causal"),
+            ("0", "backward", "deterministic", "False", False, "not deterministic"),
+            ("None", "forward", "backend", "AUTO", False, "backend in (AUTO, None)"),
+            ("None", "backward", "algorithm", "AUTO", False, "algorithm in (AUTO, None)"),
+        )
+    ),
+    Bug(
+        "None is taken for the default of wrt",
+        "cuflash/api/backward.py",
+        "wrt is not QKV:",
+        "wrt is not QKV and wrt is not None:",
+        _DEFAULTS + "nothing_is_mistaken_for_a_default[backward-wrt]",
     ),
     Bug(
         "the forward pass of a pullback has q's dtype",
