@@ -9,7 +9,7 @@ from .block_mask import split_block_mask
 from .options import seed_of
 from .score_mod import with_arrays
 
-__all__ = ["ARRAYS", "add_given", "add_keywords", "split_given"]
+__all__ = ["ARRAYS", "add_given", "add_some", "split_given"]
 
 #: The array arguments of features, in the order in which :func:`add_given` takes them.
 ARRAYS = (
@@ -18,12 +18,7 @@ ARRAYS = (
 )
 
 
-def add_given(
-    arrays: dict[str, Any],
-    given: tuple[Any, ...],
-    of_score: Mapping[str, Any],
-    **after: Any,
-) -> None:
+def add_given(arrays: dict[str, Any], given: tuple[Any, ...], of_score: Mapping[str, Any]) -> None:
     """Add the given arrays to those of a call; None means absent.
 
     Parameters
@@ -34,16 +29,14 @@ def add_given(
         One value for each of :data:`ARRAYS`.
     of_score
         The arrays of a score function, by name.
-    after
-        Other arguments, which come after these.
     """
-    named = {**dict(zip(ARRAYS, given, strict=True)), **of_score, **after}
+    named = {**dict(zip(ARRAYS, given, strict=True)), **of_score}
     arrays |= {name: array for name, array in named.items() if array is not None}
 
 
-def add_keywords(keywords: dict[str, Any], **given: Any) -> None:
-    """Add the given keywords to those of a call; None means absent."""
-    keywords |= {name: value for name, value in given.items() if value is not None}
+def add_some(arguments: dict[str, Any], **given: Any) -> None:
+    """Add the given arguments to others; None means absent."""
+    arguments |= {name: value for name, value in given.items() if value is not None}
 
 
 def split_given(
@@ -59,5 +52,5 @@ def split_given(
     block, shown = split_block_mask(block_mask)
     seed, seeds = seed_of(dropout_seed)
     score, of_score = with_arrays(score_mod)
-    add_keywords(keywords, score_mod=score, block_mask=block, dropout_seed=seed)
+    add_some(keywords, score_mod=score, block_mask=block, dropout_seed=seed)
     return shown, seeds, of_score

@@ -9,7 +9,7 @@ from ..arrays.spec import LayoutName
 from ..block_mask import BlockMask
 from ..dispatch import call
 from ..errors import ArgumentTypeError, ArgumentValueError
-from ..given import add_given, add_keywords, split_given
+from ..given import add_given, add_some, split_given
 from ..options import (
     AUTO,
     AlgorithmChoice,
@@ -131,22 +131,24 @@ def attention_backward(
         keywords["causal"] = causal
     numbers = window_size is None and softcap is None and dropout_p is None and scale is None
     if not (numbers and q_offset is None and layout is None and blocks is None):
-        add_keywords(keywords, window_size=window_size, softcap=softcap, dropout_p=dropout_p)
-        add_keywords(keywords, scale=scale, q_offset=q_offset, layout=layout, blocks=blocks)
+        add_some(keywords, window_size=window_size, softcap=softcap, dropout_p=dropout_p)
+        add_some(keywords, scale=scale, q_offset=q_offset, layout=layout, blocks=blocks)
     if not (deterministic is False and backend is AUTO and algorithm is AUTO):
         keywords |= {"deterministic": deterministic, "backend": backend, "algorithm": algorithm}
     if wrt is not QKV:
         keywords["wrt"] = wrt
+    if dlse is not None:
+        arrays["dlse"] = dlse
     whole = seqused_q is seqused_kv is cu_seqlens_q is cu_seqlens_kv is None
     plain = alibi_slopes is bias is mask is sinks is dropout_seed is None and score_mod is None
-    if not (plain and whole and block_mask is None and dlse is workspace is None is grads):
+    if not (plain and whole and block_mask is None):
         shown, seeds, of_score = split_given(keywords, score_mod, block_mask, dropout_seed)
         lengths = seqused_q, seqused_kv, cu_seqlens_q, cu_seqlens_kv
-        given = alibi_slopes, bias, mask, shown, sinks, seeds, *lengths
-        if dlse is not None:
-            arrays["dlse"] = dlse
-        targets = {} if grads is None else _destinations(grads, wrt)
-        add_given(arrays, given, of_score, **targets, workspace=workspace)
+        add_given(arrays, (alibi_slopes, bias, mask, shown, sinks, seeds, *lengths), of_score)
+    if grads is not None:
+        arrays |= _destinations(grads, wrt)
+    if workspace is not None:
+        arrays["workspace"] = workspace
     return tuple(call("backward", arrays, keywords).values())
 
 

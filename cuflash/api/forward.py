@@ -7,7 +7,7 @@ from typing import Any, Literal, overload
 from ..arrays.spec import LayoutName
 from ..block_mask import BlockMask
 from ..dispatch import call
-from ..given import add_given, add_keywords, split_given
+from ..given import add_given, add_some, split_given
 from ..options import AUTO, AlgorithmChoice, BackendChoice, WindowSize
 from ..resuming import resumed
 from ..score_mod import ScoreMod
@@ -281,18 +281,19 @@ def attention(
     numbers = window_size is None and softcap is None and dropout_p is None and scale is None
     numbers = numbers and q_offset is None and kv_chunk is None and blocks is None
     if not (numbers and layout is None and out_dtype is None):
-        add_keywords(keywords, window_size=window_size, softcap=softcap, dropout_p=dropout_p)
-        add_keywords(keywords, scale=scale, q_offset=q_offset, layout=layout)
-        add_keywords(keywords, out_dtype=out_dtype, blocks=blocks, kv_chunk=kv_chunk)
+        add_some(keywords, window_size=window_size, softcap=softcap, dropout_p=dropout_p)
+        add_some(keywords, scale=scale, q_offset=q_offset, layout=layout)
+        add_some(keywords, out_dtype=out_dtype, blocks=blocks, kv_chunk=kv_chunk)
     if not (backend is AUTO and algorithm is AUTO):
         keywords |= {"backend": backend, "algorithm": algorithm}
     whole = seqused_q is seqused_kv is cu_seqlens_q is cu_seqlens_kv is None
     plain = alibi_slopes is bias is mask is sinks is dropout_seed is None and score_mod is None
-    if not (plain and whole and block_mask is None and out is lse_out is workspace is None):
+    if not (plain and whole and block_mask is None):
         shown, seeds, of_score = split_given(keywords, score_mod, block_mask, dropout_seed)
         lengths = seqused_q, seqused_kv, cu_seqlens_q, cu_seqlens_kv
-        given = alibi_slopes, bias, mask, shown, sinks, seeds, *lengths
-        add_given(arrays, given, of_score, out=out, lse_out=lse_out, workspace=workspace)
+        add_given(arrays, (alibi_slopes, bias, mask, shown, sinks, seeds, *lengths), of_score)
+    if not out is lse_out is workspace is None:
+        add_some(arrays, out=out, lse_out=lse_out, workspace=workspace)
     if resume is not None:
         return resumed(arrays, keywords, resume)
     results = call("forward", arrays, keywords)

@@ -199,6 +199,24 @@ BUGS = (
             ("None", "backward", "algorithm", "AUTO", False, "algorithm in (AUTO, None)"),
         )
     ),
+    *(
+        Bug(
+            f"{pass_}: {name} alone is not noticed",
+            f"cuflash/api/{pass_}.py",
+            find,
+            instead,
+            f"{_DEFAULTS}an_argument_that_is_given_alone_is_noticed[{pass_}-{name}]",
+        )
+        for pass_, name, find, instead in (
+            ("forward", "softcap", "softcap is None and dropout_p", "dropout_p"),
+            ("forward", "out_dtype", "layout is None and out_dtype is None", "layout is None"),
+            ("forward", "lse_out", "out is lse_out is workspace", "out is workspace"),
+            ("forward", "cu_seqlens_kv", "cu_seqlens_q is cu_seqlens_kv", "cu_seqlens_q"),
+            ("backward", "blocks", "layout is None and blocks is None", "layout is None"),
+            ("backward", "sinks", "mask is sinks is dropout_seed", "mask is dropout_seed"),
+            ("backward", "block_mask", "whole and block_mask is None", "whole"),
+        )
+    ),
     Bug(
         "None is taken for the default of wrt",
         "cuflash/api/backward.py",

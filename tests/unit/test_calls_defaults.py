@@ -65,6 +65,28 @@ def test_a_plain_call_looks_at_nothing_else(
         assert cuflash.attention_backward(**needed, causal=True) == ({*needed}, ["causal"])
 
 
+_ALONE = [(of, name) for of in PASSES for name in _optional(of)]
+
+
+@pytest.mark.parametrize(("operation", "name"), _ALONE)
+def test_an_argument_that_is_given_alone_is_noticed(
+    fake_device: FakeDevice, monkeypatch: pytest.MonkeyPatch, operation: str, name: str
+) -> None:
+    """It comes to the call, or is refused before."""
+    something, seen = object(), list[Any]()
+
+    def call(_: str, arrays: Any, keywords: Any) -> Any:
+        seen.extend(one.get(name) for one in (arrays, keywords))
+        return dict.fromkeys(("out", "lse"))
+
+    monkeypatch.setattr(f"cuflash.api.{operation}.call", call)
+    try:
+        PASSES[operation](**_needed(operation), **{name: something})
+    except cuflash.CuflashError as error:
+        seen.append(something if f"{name}: got" in str(error) else error)
+    assert something in seen
+
+
 ODD = {
     "causal": [None, 0, "", np.bool_],
     "return_lse": [None, 0],
