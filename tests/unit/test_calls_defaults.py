@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from typing import Any
 
 import numpy as np
@@ -63,6 +64,31 @@ def test_a_plain_call_looks_at_nothing_else(
         assert made == ({*needed}, ["return_lse", "causal"])
     else:
         assert cuflash.attention_backward(**needed, causal=True) == ({*needed}, ["causal"])
+
+
+@pytest.mark.parametrize("operation", PASSES)
+def test_a_repeated_call_enters_few_functions(fake_device: FakeDevice, operation: str) -> None:
+    """Each function takes time on the host, which is most of a short call's time."""
+    entered: list[str] = []
+
+    def note(frame: Any, event: str, _: Any) -> None:
+        if event == "call" and frame.f_globals["__name__"].startswith("cuflash."):
+            entered.append(frame.f_code.co_name)
+
+    import cupy
+
+    needed, memory = _needed(operation), fake_device.allocate(1 << 20)
+    cupy.cuda.set_allocator(lambda nbytes: memory)  # the same addresses again
+    for _ in range(2):
+        PASSES[operation](**needed, causal=True)
+    sys.setprofile(note)
+    try:
+        PASSES[operation](**needed, causal=True)
+    finally:
+        sys.setprofile(None)
+    assert entered[0] == PASSES[operation].__name__
+    assert len(entered[: entered.index("launch")]) <= 10
+    assert "_make" not in entered
 
 
 _ALONE = [(of, name) for of in PASSES for name in _optional(of)]
