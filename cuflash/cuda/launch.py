@@ -132,10 +132,13 @@ class PreparedPlan:
     def _make(self, key: tuple[int, ...]) -> Launches:
         stream, workspace, counter, *addresses = key
         pointers = dict(zip(self.names, addresses, strict=True))
-        made = tuple(kernel.parameters(pointers, workspace, counter) for kernel in self.launches)
         how = operator.index(stream), self._cuda.driver, self._overlapping
-        every = (one.launch(its, *how) for one, its in zip(self.launches, made, strict=True))
-        self._kept[key] = kept = Launches(tuple(every), made)
+        every, made = [], []
+        for kernel in self.launches:
+            parameters = kernel.parameters(pointers, workspace, counter)
+            every.append(kernel.launch(parameters, *how))
+            made.append(parameters)
+        self._kept[key] = kept = Launches(tuple(every), tuple(made))
         return kept
 
 

@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from typing import Any
 
+from ..bounded_cache import BoundedCache
 from .prepared_kernel import Launch, Overlapping
 
 __all__ = ["overlapping_launch"]
 
 #: CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION.
 _OVERLAPS = 6
+#: The number of sizes and streams whose configurations are kept.
+_KEPT = 256
 
 _Numbers = ctypes.c_uint * 3
 
@@ -50,8 +54,14 @@ def overlapping_launch() -> Overlapping | None:
     except (OSError, AttributeError):
         return None
 
+    # Making a configuration takes longer than the rest of a launch.
+    kept: BoundedCache[tuple[tuple[int, ...], int], Any] = BoundedCache(_KEPT)
+
     def launch(handle: int, shape: tuple[int, ...], stream: int, parameters: int) -> Launch:
-        config = _Config(shape[:3], shape[3:6], shape[6], stream, _ATTRIBUTE_ADDRESS, 1)
+        config = kept.get((shape, stream))
+        if config is None:
+            config = _Config(shape[:3], shape[3:6], shape[6], stream, _ATTRIBUTE_ADDRESS, 1)
+            kept[shape, stream] = config
         # References keep what they refer to, and a call takes them quicker than numbers.
         where = ctypes.c_void_p(handle), ctypes.c_void_p(parameters)
         return functools.partial(function, ctypes.byref(config), *where, None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -13,6 +14,9 @@ import numpy.typing as npt
 from .tensor_map import WORDS, TensorMapEncoder
 
 __all__ = ["Launch", "Launches", "Overlapping", "Places", "PreparedKernel"]
+
+#: Bytes of a word.
+_WORD = 8
 
 #: First word, tensor and encoder of every tensor map of a kernel.
 Maps = tuple[tuple[int, str, TensorMapEncoder], ...]
@@ -62,7 +66,8 @@ class PreparedKernel:
 
     def parameters(self, pointers: Mapping[str, int], workspace: int, counter: int) -> _Parameters:
         """The parameters of launches with these addresses; an absent tensor is at 0."""
-        words, places = np.append(self.template, np.uint64(0)), self.places
+        room: Any = self._room.from_buffer_copy(self._initial)
+        words, places = np.frombuffer(room, np.uint64), self.places
         for word, name, encoder in places.maps:
             encoder.write(pointers.get(name, 0), words[word : word + WORDS])
         for word, name in places.tensors:
@@ -71,8 +76,17 @@ class PreparedKernel:
             words[word] = workspace + offset
         if places.counter is not None:
             words[places.counter] = counter
-        words[-1] = start = words.ctypes.data
-        return _Parameters(words, start + words.nbytes - words.itemsize)
+        words[-1] = start = ctypes.addressof(room)  # quicker than NumPy's way to the address
+        return _Parameters(words, start + ctypes.sizeof(room) - _WORD)
+
+    @functools.cached_property
+    def _room(self) -> type[ctypes.Array[ctypes.c_uint64]]:
+        """Memory for the template, and the word after it."""
+        return ctypes.c_uint64 * (len(self.template) + 1)
+
+    @functools.cached_property
+    def _initial(self) -> bytes:
+        return self.template.tobytes() + bytes(_WORD)
 
     def launch(
         self, parameters: _Parameters, stream: int, driver: Any, overlapping: Overlapping | None

@@ -79,12 +79,14 @@ def test_addresses_have_all_their_bits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_launch_has_its_own_size_and_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also launches that repeat an earlier one, and those after the kept ones are forgotten."""
+    monkeypatch.setattr(overlap, "_KEPT", 2)
     function = FakeFunction()
     _driver(monkeypatch, function)
     launch_early = overlap.overlapping_launch()
     assert launch_early is not None
     sizes = [((n, 1, 1), (32 * m, 1, 1), k) for n in (1, 2) for m in (1, 2) for k in (0, 64)]
-    asked = [(*size, stream) for size in sizes for stream in (0, 1 << 40)]
+    asked = [(*size, stream) for size in sizes for stream in (0, 1 << 40) for _ in range(2)] * 2
     made = [
         launch_early(number, (*grid, *block, shared), stream, 2 * number)
         for number, (grid, block, shared, stream) in enumerate(asked, 1)
@@ -103,17 +105,23 @@ def test_a_launch_keeps_its_size_as_long_as_it_lives(monkeypatch: pytest.MonkeyP
             super().__init__(*values)
             made.append(weakref.ref(self))
 
+    def living() -> list[bool]:
+        gc.collect()
+        return [reference() is not None for reference in made]
+
+    monkeypatch.setattr(overlap, "_KEPT", 1)
     monkeypatch.setattr(overlap, "_Config", Recorded)
     _driver(monkeypatch, FakeFunction())
     launch_early = overlap.overlapping_launch()
     assert launch_early is not None
-    launch_it = launch_early(1, (1, 1, 1, 32, 1, 1, 0), 0, 2)
-    gc.collect()
-    assert [reference() is None for reference in made] == [False]
-    assert launch_it() == 0
-    del launch_it
-    gc.collect()
-    assert [reference() is None for reference in made] == [True]
+    first = launch_early(1, (1, 1, 1, 32, 1, 1, 0), 0, 2)
+    launch_early(1, (1, 1, 1, 32, 1, 1, 0), 0, 3)
+    assert living() == [True]  # both have this one
+    launch_early(1, (2, 1, 1, 32, 1, 1, 0), 0, 2)
+    assert living() == [True, True]
+    assert first() == 0
+    del first
+    assert living() == [False, True]
 
 
 def test_an_old_driver_or_none_launches_as_usual(monkeypatch: pytest.MonkeyPatch) -> None:
