@@ -191,13 +191,6 @@ BUGS = (
         _EARLY + "a_launch_keeps_its_size_as_long_as_it_lives",
     ),
     Bug(
-        "the driver is told a place before the parameters",
-        _KERNEL,
-        "ctypes.sizeof(room) - _WORD)",
-        "ctypes.sizeof(room) - 2 * _WORD)",
-        _LAUNCHES + "parameters_follow_every_address",
-    ),
-    Bug(
         "launches share one memory of parameters",
         _KERNEL,
         "self._room.from_buffer_copy(self._initial)",

@@ -15,6 +15,7 @@ import pytest
 
 import cuflash
 from cuflash.cuda import launch, overlap
+from cuflash.cuda.prepared_kernel import PreparedKernel
 
 from ..kit.native_frame import LaunchConfig
 from .fake_device import ADDRESS, FakeDevice, fake_device
@@ -176,23 +177,29 @@ def test_parameters_live_while_a_kernel_is_launched(
     fake_device: FakeDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The driver works without Python's lock: meanwhile other threads empty what is kept."""
+    made: list[weakref.ref[Any]] = []
+    make = PreparedKernel.parameters
+
+    def recorded(*given: Any) -> Any:
+        parameters = make(*given)
+        made.append(weakref.ref(parameters.words))
+        return parameters
 
     def launched(handle: int, shape: tuple[int, ...], stream: int, parameters: int) -> int:
         plan._kept.clear()
         gc.collect()
-        others = [np.full(600, 7, np.uint8) for _ in range(1000)]  # take what was given back
-        (place,) = (ctypes.c_void_p * 1).from_address(parameters)
-        length = 8 * len(plan.launches[1].template)
-        read.append(ctypes.string_at(place, length) if place == parameters - length else b"")
-        return len(others) - 1000
+        words = made[-1]()
+        assert words is not None
+        assert parameters == words.ctypes.data + words.nbytes - 8
+        return 0
 
+    monkeypatch.setattr(PreparedKernel, "parameters", recorded)
     monkeypatch.setattr(launch, "overlapping_launch", _overlapping(launched))
-    plan, read = _split(), list[bytes]()
-    pointers, place = dict.fromkeys(plan.names, ADDRESS), 2 * ADDRESS
-    expected = plan.launches[1].parameters(pointers, place, 0).words[:-1].tobytes()
+    plan = _split()
     for _ in range(3):
-        plan.run(tuple(pointers.values()), place, 0)
-    assert read == [expected] * 3
+        _run(plan)
+    gc.collect()
+    assert [words() for words in made] == [None] * 6
 
 
 def test_a_refused_launch_names_the_plan(
