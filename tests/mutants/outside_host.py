@@ -125,8 +125,8 @@ HOST = (
     OutsideBug(
         "pointers_kept_without_names",
         "cuflash/addresses.py",
-        "key = (workspace, type(workspace), *pointers.items(), *map(type, pointers.values()))",
-        "key = (workspace, type(workspace), *pointers.values(), *map(type, pointers.values()))",
+        "key = (workspace, type(workspace), *pointers, *values, *map(type, values))",
+        "key = (workspace, type(workspace), *values, *map(type, values))",
         "host",
         "prepare(...).run with {q: a, k: b, ...} and then {k: a, q: b, ...}: the second launch has "
         "the addresses of the first.",

@@ -81,6 +81,7 @@ ORDER = [
     "cuda.tensor_map",
     "cuda.current",
     "cuda.tile_counter",
+    "cuda.prepared_kernel",
     "cuda.overlap",
     "cuda.launch",
     "tiled_numpy.blas",
