@@ -24,8 +24,9 @@ _STEP = 2.1
 _FIXED = 10.0
 #: Time of a block's begin and end, in steps.
 _STEPS_OF_BLOCK = 1.5
-#: Fraction of the longest block's steps that is added as tail. Blocks run longest first.
-_OF_LONGEST = 0.15
+#: Fraction of the longest block's steps that is added as tail. Blocks run longest first. The
+#: second one is for wide heads, whose warpgroups share the keys of a tile.
+_OF_LONGEST, _OF_LONGEST_WIDE = 0.15, 0.3
 #: Microseconds of the kernel that adds partial tiles, beside its memory accesses.
 _SUM = 3.0
 #: Bytes a microsecond at which partial tiles are written and read.
@@ -101,7 +102,8 @@ def _time(
     else:
         total = heads * problem.group * sum(lengths)
         share = (total + _STEPS_OF_BLOCK * blocks) / at_once
-        steps = max(block, share + _OF_LONGEST * block)
+        tail = _OF_LONGEST_WIDE if tile.block_kv == fa3.ROWS else _OF_LONGEST
+        steps = max(block, share + tail * block)
     products = tile.block_q * tile.block_kv * (3 * tile.head_dim + 2 * tile.head_dim_v)
     time = _FIXED + _STEP * steps * products / (64 * 128 * 128 * 5)
     if parts.number > 1:
