@@ -1,0 +1,136 @@
+"""Planted bugs where blocks cut the steps of a kv tile, and in rows beyond the length."""
+
+from __future__ import annotations
+
+from .bug import Bug
+from .hopper_problems import PARTED_GRADIENTS
+
+__all__ = ["BUGS", "HOST"]
+
+_TYPES = "cuda_src/fa3/backward_types.cuh"
+_SCORE = "cuda_src/fa3/backward_score.cuh"
+_PARTS = "cuflash/planning/key_parts.py"
+_PLAN = "cuflash/planning/fa3.py"
+
+_CUT = "test_key_parts.py::test_cut_steps_against_float64"
+_UNIT = "tests/unit/test_plan_key_parts.py::"
+
+
+def _bug(name: str, find: str, replace: str, file: str = _TYPES, test: str = _CUT) -> Bug:
+    return Bug(name, file, find, replace, PARTED_GRADIENTS, emulated=test)
+
+
+BUGS = (
+    _bug(
+        "a cut begins at the first q tile of its head",
+        "return {kv_head() * group + heads, blocks.begin + this->cut_begin - heads * tiles};",
+        "return {kv_head() * group + heads, blocks.begin};",
+    ),
+    _bug(
+        "a cut begins in the first head of its group",
+        "return {kv_head() * group + heads, blocks.begin + this->cut_begin - heads * tiles};",
+        "return {kv_head() * group, blocks.begin + this->cut_begin - heads * tiles};",
+    ),
+    _bug(
+        "a cut of a later head begins behind the last q tile",
+        "return {kv_head() * group + heads, blocks.begin + this->cut_begin - heads * tiles};",
+        "return {kv_head() * group + heads, blocks.begin + this->cut_begin};",
+    ),
+    _bug(
+        "all cuts have equally many steps, and some are left out",
+        "cut_count = static_cast<int>(steps * (part + 1) / parts) - cut_begin;",
+        "cut_count = static_cast<int>(steps / parts);",
+    ),
+    _bug(
+        "every cut has the steps of the first",
+        "const unsigned part = static_cast<unsigned>(item.head) % parts;",
+        "const unsigned part = 0;",
+    ),
+    _bug(
+        "a cut has the query heads of a part",
+        "return params.shape.heads_q / (params.shape.heads_kv / static_cast<int>(params.parts));",
+        "return params.shape.heads_q / params.shape.heads_kv;",
+    ),
+    _bug(
+        "dead queries stay in a tile that reaches beyond the length",
+        "dead |= query0 + query < seq.seqlen_q && lse.value[query] == infinity<float>();",
+        "dead |= query0 + Config::block_q <= seq.seqlen_q && "
+        "lse.value[query] == infinity<float>();",
+        _SCORE,
+        "test_dead_rows.py",
+    ),
+    _bug(
+        "what lies behind a used length is not cleared",
+        "  if constexpr (Config::Lengths::vary) return true;  "
+        "// behind a sequence there may be another one\n",
+        "",
+        _SCORE,
+        "test_used_lengths.py",
+    ),
+)
+
+HOST = (
+    Bug(
+        "steps are cut in a fixed order too",
+        _PARTS,
+        "return not (problem.uses or tile.ordered)",
+        "return not problem.uses",
+        _UNIT + "test_no_steps_are_cut_in_a_fixed_order_or_with_features",
+    ),
+    Bug(
+        "steps are cut with features too",
+        _PARTS,
+        "return not (problem.uses or tile.ordered)",
+        "return not tile.ordered",
+        _UNIT + "test_no_steps_are_cut_in_a_fixed_order_or_with_features",
+    ),
+    Bug(
+        "blocks of rows convert sums of cut steps",
+        _PLAN,
+        "if shared.cut:  # no block has all rows of a head",
+        "if False:",
+        _UNIT + "test_of_cut_steps_another_kernel_clears_and_converts_all_rows",
+    ),
+    Bug(
+        "blocks clear sums for others where steps are cut",
+        _PLAN,
+        "clears = not (tile.stays or shared.cut)",
+        "clears = not tile.stays",
+        _UNIT + "test_of_cut_steps_another_kernel_clears_and_converts_all_rows",
+    ),
+    Bug(
+        "a head group has a part of a kv tile",
+        _PLAN,
+        "return whole * shared.number",
+        "return whole",
+        _UNIT + "test_of_cut_steps_another_kernel_clears_and_converts_all_rows",
+    ),
+    Bug(
+        "the main kernel is not told that steps are cut",
+        _PARTS,
+        '"cut": int(self.shared.cut)',
+        '"cut": 0',
+        _UNIT + "test_of_cut_steps_another_kernel_clears_and_converts_all_rows",
+    ),
+    Bug(
+        "parts are free",
+        _PARTS,
+        "time += _SUM + 8 * numbers / _PARTS_RATE",
+        "time += _SUM",
+        _UNIT + "test_parts_where_blocks_are_few",
+    ),
+    Bug(
+        "sums of dQ that other kernels clear and convert are free",
+        _PARTS,
+        "time += rows * tile.head_dim * _BYTES_OF_SUM / _SUMS_RATE",
+        "time += 0",
+        _UNIT + "test_parts_where_blocks_are_few",
+    ),
+    Bug(
+        "the longest block has no tail",
+        _PARTS,
+        "steps = max(block, share + tail * block)",
+        "steps = max(block, share)",
+        _UNIT + "test_parts_where_blocks_are_few",
+    ),
+)
