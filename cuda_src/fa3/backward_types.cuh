@@ -215,41 +215,6 @@ struct Earlier<Config, true> {
   __device__ unsigned kv_phase() const { return tiles_before / 2 % 2; }
 };
 
-// Query heads of a block's steps.
-template <class Config>
-__device__ inline int group_of(const typename Config::Params& params) {
-  if constexpr (Config::cut) {
-    return params.shape.heads_q / (params.shape.heads_kv / static_cast<int>(params.parts));
-  }
-  return params.shape.heads_q / params.shape.heads_kv;
-}
-
-// The steps of a block where several blocks cut the steps of a kv tile: `cut_count` of them, from
-// step `cut_begin` on. Empty where a block has all steps of its query heads.
-template <class Config, bool = Config::cut>
-struct CutSteps {
-  __device__ CutSteps(const typename Config::Params&, const WorkItem&, const Sequence&) {}
-};
-template <class Config>
-struct CutSteps<Config, true> {
-  int cut_begin;
-  int cut_count;
-
-  // Part p of P has the steps from n p / P to n (p + 1) / P of all n.
-  __device__ CutSteps(const typename Config::Params& params, const WorkItem& item,
-                      const Sequence& seq) {
-    static_assert(!Config::listed && !Config::ordered && Config::kv_tiles_per_convert_block == 0,
-                  "no block has all rows of a head");
-    const QBlocks<Config> blocks(seq, item.kv_begin);
-    const auto parts = static_cast<unsigned>(params.parts);
-    const unsigned part = static_cast<unsigned>(item.head) % parts;
-    const unsigned long long steps =
-        static_cast<unsigned>(max(0, blocks.end - blocks.begin) * group_of<Config>(params));
-    cut_begin = static_cast<int>(steps * part / parts);
-    cut_count = static_cast<int>(steps * (part + 1) / parts) - cut_begin;
-  }
-};
-
 // The context of all roles: the kv tile, and its steps, which visit the q tiles that see it, for
 // one query head of the group after the other. `item.head` is the kv head, or one of its parts.
 template <class Config>

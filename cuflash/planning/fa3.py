@@ -8,13 +8,14 @@ from dataclasses import replace
 from ..errors import UnsupportedError, install
 from ..features.packed_group import with_packed_group
 from .argument_gradients import ArgumentGradients
+from .backward_head_group import backward_head_group, is_uneven
 from .block_bits import bits_of_tiles
 from .decision import Algorithm, Plan
 from .device import DeviceLimits
 from .fa3_choice import chosen_tile
 from .fa3_few import few_plan
 from .fa3_short import short_plan
-from .head_groups import even_head_group, head_group_of, taking_turns, whole_entries
+from .head_groups import even_head_group, whole_entries
 from .hopper import ARCHITECTURE, for_hopper
 from .item_lists import ItemLists
 from .kernel import KernelConfig, KernelLaunch, kernel_config, lay_out
@@ -32,13 +33,6 @@ __all__ = ["OLDEST_NVRTC", "fa3_plan", "needs_newer_compiler"]
 
 #: The first version that takes a second -arch option: sm_90a beside the one that CuPy gives.
 OLDEST_NVRTC = (12, 9)
-
-#: Most kv heads in a head group, backward. A hundred heads of 512 keys at a time made single runs a
-#: tenth slower: their sums of dQ do not fit in L2 beside Q and dO. See bench/NOTES.md.
-_MOST_HEADS_IN_GROUP = 8
-#: The same for packed sequences. Their heads have many tiles, and with larger head groups blocks
-#: would clear the sums of few heads: ``statistics`` clears those of the first head groups.
-_MOST_PACKED_HEADS_IN_GROUP = 2
 
 #: Tickets are 32-bit numbers, and exceed the number of tiles by up to the number of blocks.
 _MOST_TILES = 2**30
@@ -143,7 +137,7 @@ def _forward(
     if tiles > _MOST_TILES:
         raise UnsupportedError(f"fa3 would need {tiles:,} tiles, it can count {_MOST_TILES:,}")
     head_group = 1
-    if _uneven(problem):  # otherwise tiles take about equal time, and groups of one head suffice
+    if is_uneven(problem):  # otherwise tiles take about equal time, and groups of one head suffice
         head_group = even_head_group(problem, limits)
     head_group = whole_entries(problem, head_group)
     grid = min(tiles, limits.num_sms * tile.blocks_per_sm)
@@ -185,21 +179,13 @@ def _backward(
     parts: Parts | None,
 ) -> Plan:
     _check_pair_sums(problem, tile)
-    if problem.sequences:
-        tile = replace(tile, kv_tiles_per_convert_block=0)
-        parts = ONE_PART
-    tiles = problem.tiles(problem.seqlen_kv, tile.block_kv)
-    at_once = limits.num_sms * tile.footprint.blocks_per_sm
-    shared = parts or parts_of(problem, tile, at_once)
-    if shared.cut:  # no block has all rows of a head
-        tile = replace(tile, kv_tiles_per_convert_block=0)
+    tile, shared = _with_parts(problem, limits, tile, parts)
     keys = KeyParts(problem, limits, tile, shared)
-    tile = replace(tile, stays=_stays(problem, tile, keys.parts))
     bits = bits_of_tiles(problem, limits, fa3.ARITHMETIC, tile.block_q, tile.block_kv)
     constants = tile.constants(bits.of_each_tile) | keys.constants | bits.constants
-    head_group = _backward_head_group(problem, limits, tile, tiles, shared)
-    heads = problem.batch * keys.heads
-    rounds = tile.kv_tiles_per_convert_block
+    tiles = problem.tiles(problem.seqlen_kv, tile.block_kv)
+    head_group = backward_head_group(problem, limits, tile, tiles, shared)
+    heads, rounds = problem.batch * keys.heads, tile.kv_tiles_per_convert_block
     clears = not (tile.stays or shared.cut)
     order = RowOrder(heads, tiles, head_group, rounds, limits.num_sms, clears)
     turns = _counters(tile)
@@ -218,6 +204,22 @@ def _backward(
     workspace = tuple(lay_out(sizes))
     reason += keys.said
     return Plan(problem, "cuda", "fa3", tile, reason, rejected, launches, workspace)
+
+
+def _with_parts(
+    problem: AttentionProblem,
+    limits: DeviceLimits,
+    tile: fa3.Fa3BackwardTile,
+    parts: Parts | None,
+) -> tuple[fa3.Fa3BackwardTile, Parts]:
+    """Return the tile for these lengths, and how blocks share a kv tile."""
+    if problem.sequences:
+        return replace(tile, kv_tiles_per_convert_block=0), ONE_PART
+    at_once = limits.num_sms * tile.footprint.blocks_per_sm
+    shared = parts or parts_of(problem, tile, at_once)
+    if shared.cut:  # no block has all rows of a head
+        tile = replace(tile, kv_tiles_per_convert_block=0)
+    return replace(tile, stays=_stays(problem, tile, shared.number)), shared
 
 
 def _backward_launch(
@@ -272,32 +274,6 @@ def _check_pair_sums(problem: AttentionProblem, tile: fa3.Fa3BackwardTile) -> No
             f"fa3 has no gradient of {summed[0]} beside a function of scores in heads of "
             f"{problem.head_dim}/{problem.head_dim_v}"
         )
-
-
-def _backward_head_group(
-    problem: AttentionProblem,
-    limits: DeviceLimits,
-    tile: fa3.Fa3BackwardTile,
-    tiles: int,
-    shared: Parts,
-) -> int:
-    """Return the number of kv heads in a head group, where every part counts as one."""
-    per_sm = tile.footprint.blocks_per_sm
-    if shared.cut:  # all parts of a tile run together
-        whole = _backward_head_group(problem, limits, tile, tiles * shared.number, ONE_PART)
-        return whole * shared.number
-    problem = replace(problem, heads_kv=problem.heads_kv * shared.number)
-    if tile.ordered:
-        return taking_turns(problem.batch * problem.heads_kv, tiles, limits.num_sms * per_sm)
-    if _uneven(problem):
-        most = _MOST_PACKED_HEADS_IN_GROUP if problem.sequences else _MOST_HEADS_IN_GROUP
-        return head_group_of(problem, limits, tiles, per_sm, most)
-    return 1  # tiles take about equal time, and groups of one head suffice
-
-
-def _uneven(problem: AttentionProblem) -> bool:
-    """Return whether some tiles may take much longer than others."""
-    return problem.mask == "causal" or problem.hides_tiles
 
 
 def _counters(tile: fa3.Fa3BackwardTile) -> int:

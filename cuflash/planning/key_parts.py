@@ -14,7 +14,7 @@ from .tiles import fa3
 from .tiles.common import ceil_div
 from .tiles.sum_parts import SUM_COLUMNS, SUM_ROWS, SumTile
 
-__all__ = ["ONE_PART", "KeyParts", "Parts", "parts_of"]
+__all__ = ["ONE_PART", "KeyParts", "Parts", "kinds_of_parts", "parts_of"]
 
 #: Microseconds of a step of 64 queries and 128 keys in heads of 128, on an H200; a step of
 #: another tile takes as long as its products. This and the times below are fitted to measured
@@ -81,7 +81,7 @@ def parts_of(problem: AttentionProblem, tile: fa3.Fa3BackwardTile, at_once: int)
     lengths = _lengths(problem, tile)
     if problem.batch * problem.heads_q * sum(lengths) == 0:
         return ONE_PART
-    times = {p: _time(p, problem, tile, lengths, at_once) for p in _choices(problem, tile)}
+    times = {p: _time(p, problem, tile, lengths, at_once) for p in _choices(problem)}
     best = min(times, key=lambda parts: times[parts])  # the first of equals
     return best if times[best] < _WORTH * times[ONE_PART] else ONE_PART
 
@@ -115,21 +115,28 @@ def _time(
     return time
 
 
-def _choices(problem: AttentionProblem, tile: fa3.Fa3BackwardTile) -> Iterator[Parts]:
+def _choices(problem: AttentionProblem) -> Iterator[Parts]:
     """Yield the possible ways to share a kv tile, those without cuts first."""
     group = problem.group
     yield from (Parts(n) for n in range(1, group + 1) if group % n == 0)
-    if _may_cut(problem, tile):
+    if _may_cut(problem):
         yield from (Parts(n, cut=True) for n in range(2, _MOST_CUTS + 1))
 
 
-def _may_cut(problem: AttentionProblem, tile: fa3.Fa3BackwardTile) -> bool:
+def kinds_of_parts(problem: AttentionProblem) -> Iterator[Parts]:
+    """Yield one way to share a kv tile for each kernel that such a problem may have."""
+    yield from dict.fromkeys((ONE_PART, Parts(problem.group)))
+    if _may_cut(problem):
+        yield Parts(2, cut=True)
+
+
+def _may_cut(problem: AttentionProblem) -> bool:
     """Return whether blocks may begin and end inside of a query head.
 
     In a fixed order a block could wait for one that does not run yet. The steps of features
     with arrays depend on the head, and their gradients are summed by head.
     """
-    return not (problem.uses or tile.ordered)
+    return not (problem.uses or problem.deterministic)
 
 
 def _lengths(problem: AttentionProblem, tile: fa3.Fa3BackwardTile) -> list[int]:

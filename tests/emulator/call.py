@@ -106,10 +106,9 @@ class Call:
         Arrays at addresses that are not multiples of their elements' size.
     host
         Whether the arrays are NumPy's, which the library copies to the device and back.
-    parts
-        Blocks that share a kv tile of FlashAttention-3's backward pass.
-    cut
-        Whether they cut its steps, and not only its query heads.
+    shared
+        The number of blocks that share a kv tile of FlashAttention-3's backward pass, and whether
+        they cut its steps, not only its query heads.
     turns
         The number of repetitions, with arrays at other places and on other streams.
     shift
@@ -132,8 +131,7 @@ class Call:
     host: bool = False
     odd: tuple[str, ...] = ()
     rows: Strides = CONTIGUOUS
-    parts: int = 1
-    cut: bool = False
+    shared: tuple[int, bool] = (1, False)
     stream: int = 0
     device: int = 0
     turns: int = 1

@@ -140,8 +140,6 @@ def calls(draw: st.DrawFn, kernels: Kernels) -> Call:
     # tensor cores truncate and may err by a unit, where the rule compares with an error of 0.
     coarse = kernels.dtype == "float32" and case.values == "small"
     unshifted = case.values == "integers" or case.softcap is not None or coarse
-    cut = kernels.cut and draw(st.booleans())
-    parts = (2, 3, 5) if cut else (1, 2, case.group)
     return Call(
         case,
         wide=narrow and draw(st.booleans()),
@@ -149,8 +147,7 @@ def calls(draw: st.DrawFn, kernels: Kernels) -> Call:
         host=host,
         odd=() if plain else draw(odd),
         rows=draw(rows),
-        parts=draw(st.sampled_from(parts)) if kernels.parted else 1,
-        cut=cut,
+        shared=draw(_parts(kernels, case)),
         stream=draw(st.sampled_from((0, 0, 77, 78))),
         device=draw(st.sampled_from((0, 0, 0, 1))),
         turns=turns,
@@ -160,6 +157,14 @@ def calls(draw: st.DrawFn, kernels: Kernels) -> Call:
         mapped=kernels.mapped,
         **flags,
     )
+
+
+def _parts(kernels: Kernels, case: Case) -> st.SearchStrategy[tuple[int, bool]]:
+    """The number of blocks that share a kv tile, and whether they cut its steps."""
+    if not kernels.parted:
+        return st.just((1, False))
+    whole = [(number, False) for number in (1, 2, case.group)]
+    return st.sampled_from([*whole, *[(number, True) for number in (2, 3, 5)] * kernels.cut])
 
 
 def _named(kernels: Kernels) -> st.SearchStrategy[tuple[str, ...]]:

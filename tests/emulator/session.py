@@ -46,15 +46,14 @@ _TILES: dict[int, Callable[[], contextlib.AbstractContextManager[None]]] = {
 @contextlib.contextmanager
 def session_of(
     kernels: Kernels,
-    parts: int = 1,
+    shared: tuple[int, bool] = (1, False),
     make: Callable[[Any], Any] = emulate,
-    cut: bool = False,
 ) -> Iterator[HostCupy]:
     """A stand-in for CuPy that runs these kernels."""
     rows = {2: (kernels.forward_row,)} if kernels.forward_row else {}
     with (
         mock.patch.dict(FORWARD, rows),
-        parts_forced(parts, cut),
+        parts_forced(*shared),
         _TILES[kernels.kept](),
         host_cupy(kernels.architecture, kernels.num_sms, make) as host,
     ):
@@ -65,7 +64,7 @@ def check(kernels: Kernels, call: Call) -> None:
     """Run both passes of a call several times, with arrays at other places and on other streams."""
     x = call.inputs()
     truth, x = judge(call.case, x), call.killed(x)
-    with session_of(kernels, call.parts, cut=call.cut) as host:
+    with session_of(kernels, call.shared) as host:
         kept: list[Session] = []
         for turn in range(call.turns):
             # The first two turns have their own arrays; the last one has memory of the first.
@@ -98,8 +97,8 @@ def configs_of(kernels: Kernels) -> set[KernelConfig]:
     wide = (False, True) if case.storage.itemsize == 2 and not kernels.plain else (False,)
     strided = (case,) if kernels.plain or kernels.algorithm == "fa3" else (case, odd)
     ways = [(1, False), *[(2, False)] * kernels.parted, *[(2, True)] * kernels.cut]
-    for parts, cut in ways:
-        with session_of(kernels, parts, make, cut) as host:
+    for shared in ways:
+        with session_of(kernels, shared, make) as host:
             named = dict.fromkeys((QKV, case.wrt))
             for w, one, wrt in itertools.product(wide, strided, named):
                 call = Call(one, wide=w, made=True, wrt=wrt, mapped=kernels.mapped)

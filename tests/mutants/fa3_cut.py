@@ -8,6 +8,7 @@ from .hopper_problems import PARTED_GRADIENTS
 __all__ = ["BUGS", "HOST"]
 
 _TYPES = "cuda_src/fa3/backward_types.cuh"
+_CUTS = "cuda_src/fa3/backward_parts.cuh"
 _SCORE = "cuda_src/fa3/backward_score.cuh"
 _PARTS = "cuflash/planning/key_parts.py"
 _PLAN = "cuflash/planning/fa3.py"
@@ -16,7 +17,7 @@ _CUT = "test_key_parts.py::test_cut_steps_against_float64"
 _UNIT = "tests/unit/test_plan_key_parts.py::"
 
 
-def _bug(name: str, find: str, replace: str, file: str = _TYPES, test: str = _CUT) -> Bug:
+def _bug(name: str, find: str, replace: str, file: str = _CUTS, test: str = _CUT) -> Bug:
     return Bug(name, file, find, replace, PARTED_GRADIENTS, emulated=test)
 
 
@@ -25,16 +26,19 @@ BUGS = (
         "a cut begins at the first q tile of its head",
         "return {kv_head() * group + heads, blocks.begin + this->cut_begin - heads * tiles};",
         "return {kv_head() * group + heads, blocks.begin};",
+        _TYPES,
     ),
     _bug(
         "a cut begins in the first head of its group",
         "return {kv_head() * group + heads, blocks.begin + this->cut_begin - heads * tiles};",
         "return {kv_head() * group, blocks.begin + this->cut_begin - heads * tiles};",
+        _TYPES,
     ),
     _bug(
         "a cut of a later head begins behind the last q tile",
         "return {kv_head() * group + heads, blocks.begin + this->cut_begin - heads * tiles};",
         "return {kv_head() * group + heads, blocks.begin + this->cut_begin};",
+        _TYPES,
     ),
     _bug(
         "all cuts have equally many steps, and some are left out",
@@ -73,15 +77,15 @@ HOST = (
     Bug(
         "steps are cut in a fixed order too",
         _PARTS,
-        "return not (problem.uses or tile.ordered)",
+        "return not (problem.uses or problem.deterministic)",
         "return not problem.uses",
         _UNIT + "test_no_steps_are_cut_in_a_fixed_order_or_with_features",
     ),
     Bug(
         "steps are cut with features too",
         _PARTS,
-        "return not (problem.uses or tile.ordered)",
-        "return not tile.ordered",
+        "return not (problem.uses or problem.deterministic)",
+        "return not problem.deterministic",
         _UNIT + "test_no_steps_are_cut_in_a_fixed_order_or_with_features",
     ),
     Bug(
@@ -100,7 +104,7 @@ HOST = (
     ),
     Bug(
         "a head group has a part of a kv tile",
-        _PLAN,
+        "cuflash/planning/backward_head_group.py",
         "return whole * shared.number",
         "return whole",
         _UNIT + "test_of_cut_steps_another_kernel_clears_and_converts_all_rows",

@@ -139,7 +139,7 @@ BUGS = (
     ),
     Bug(
         "heads of ordered sums come singly without a mask",
-        _FA3,
+        "cuflash/planning/backward_head_group.py",
         "    if tile.ordered:\n        return taking_turns(",
         '    if tile.ordered and problem.mask == "causal":\n        return taking_turns(',
         "tests/unit/test_plan_fa3_backward_head_groups.py",

@@ -56,6 +56,7 @@ ORDER = [
     "planning.row_order",
     "planning.row_steps",
     "planning.key_parts",
+    "planning.backward_head_group",
     "planning.mask_bits",
     "planning.block_bits",
     "planning.item_lists",
