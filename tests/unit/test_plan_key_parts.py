@@ -54,8 +54,7 @@ def _cut(number: int) -> Parts:
 
 
 # The times of these and other parts were measured, see "Steps in parts" in bench/NOTES.md. The
-# times of the parts below are at most 4 % above the best, but 19 % in the problem at head_dim 256
-# under a mask.
+# times of the parts below are at most 4 % above the best.
 @pytest.mark.parametrize(
     ("heads", "seqlen", "head_dim", "causal", "full"),
     [
