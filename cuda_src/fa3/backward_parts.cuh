@@ -1,8 +1,9 @@
 // FlashAttention-3 backward, gradients of keys in parts. Where kv heads are few, several blocks
 // share a kv tile. Each has a part of the group's query heads or, with Config::cut, an equal share
 // of the tile's steps, wherever it begins and ends. Code that counts blocks or tiles then sees
-// `parts` times as many kv heads, see Fa3BackwardParams; code that counts query heads too, unless
-// steps are cut. Only the loads of K and V and the stores of dK and dV differ, as described here.
+// `parts` times as many kv heads, see Fa3BackwardParams. Where blocks have whole query heads, only
+// the loads of K and V and the stores of dK and dV differ from those of more kv heads. Where steps
+// are cut, a block begins at another step too, and no block clears or converts sums of dQ.
 //
 // A block stores its dK and dV in the workspace in float32, as fragments of 16 x 8 in the layout of
 // the warps, contiguous over [batch, heads_kv * parts, padded_keys / 16, columns / 8], so that a
@@ -39,7 +40,8 @@ struct CutSteps<Config, true> {
   // Part p of P has the steps from n p / P to n (p + 1) / P of all n.
   __device__ CutSteps(const typename Config::Params& params, const WorkItem& item,
                       const Sequence& seq) {
-    static_assert(!Config::listed && !Config::ordered && Config::kv_tiles_per_convert_block == 0,
+    static_assert(Config::parted && !Config::listed && !Config::ordered &&
+                      Config::kv_tiles_per_convert_block == 0,
                   "no block has all rows of a head");
     const QBlocks<Config> blocks(seq, item.kv_begin);
     const auto parts = static_cast<unsigned>(params.parts);

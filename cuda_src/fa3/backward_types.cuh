@@ -216,7 +216,8 @@ struct Earlier<Config, true> {
 };
 
 // The context of all roles: the kv tile, and its steps, which visit the q tiles that see it, for
-// one query head of the group after the other. `item.head` is the kv head, or one of its parts.
+// one query head of the group after the other; a cut has some of these steps, see CutSteps.
+// `item.head` is the kv head, or one of its parts.
 template <class Config>
 struct BackwardContext : ListedSteps<Config>, Earlier<Config>, CutSteps<Config> {
   const typename Config::Params& params;

@@ -101,6 +101,7 @@ class PreparedPlan:
         LaunchError
             If the driver refuses a launch.
         """
+        stream = operator.index(stream)  # 77.0 is the same key as 77, but no address
         if is_current(self.device_id):
             self.launch(addresses, workspace, stream)
             return

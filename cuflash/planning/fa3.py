@@ -51,7 +51,7 @@ def fa3_plan(
 
     Forward: one or more blocks for every multiprocessor draw the q tiles of all heads.
 
-    Backward: a block for each kv tile of each head, or for a part of its query heads.
+    Backward: a block for each kv tile of each head, or for a part of its query heads or steps.
 
     ``tile`` and ``parts`` replace the chosen tile and the way in which blocks share a
     kv tile, for comparisons.
@@ -280,6 +280,6 @@ def _counters(tile: fa3.Fa3BackwardTile) -> int:
     """Return the number of counters for every block of ``statistics``, which has rows of one head.
 
     There are at most two for every kv head or part of one, and with ordered sums one more for
-    every q tile.
+    every q tile. Blocks that cut steps use none.
     """
     return 2 + steps.ROWS // tile.block_q * tile.ordered

@@ -38,6 +38,8 @@ _BYTES_OF_SUM, _SUMS_RATE = 10, 4e6
 _WORTH = 0.95
 #: Most blocks that cut the steps of a kv tile.
 _MOST_CUTS = 32
+#: Rounds of kv tiles from which on there are no parts, whatever their steps are.
+_MANY_ROUNDS = 64
 
 
 class Parts(NamedTuple):
@@ -78,29 +80,47 @@ def parts_of(problem: AttentionProblem, tile: fa3.Fa3BackwardTile, at_once: int)
     at_once
         Number of blocks that run at a time.
     """
-    lengths = _lengths(problem, tile)
-    if problem.batch * problem.heads_q * sum(lengths) == 0:
+    tiles = problem.tiles(problem.seqlen_kv, tile.block_kv)
+    if problem.batch * problem.heads_kv * tiles > _MANY_ROUNDS * at_once:
         return ONE_PART
-    times = {p: _time(p, problem, tile, lengths, at_once) for p in _choices(problem)}
+    steps = _StepsOfTiles.of(_lengths(problem, tile))
+    if problem.batch * problem.heads_q * steps.total == 0:
+        return ONE_PART
+    times = {p: _time(p, problem, tile, steps, at_once) for p in _choices(problem)}
     best = min(times, key=lambda parts: times[parts])  # the first of equals
     return best if times[best] < _WORTH * times[ONE_PART] else ONE_PART
+
+
+class _StepsOfTiles(NamedTuple):
+    """The steps of a query head in the kv tiles."""
+
+    tiles: int
+    shortest: int  # the fewest steps of a tile
+    longest: int
+    total: int
+
+    @classmethod
+    def of(cls, lengths: list[int]) -> _StepsOfTiles:
+        """Return the steps of tiles with these numbers of q tiles."""
+        least, most = min(lengths, default=0), max(lengths, default=0)
+        return cls(len(lengths), least, most, sum(lengths))
 
 
 def _time(
     parts: Parts,
     problem: AttentionProblem,
     tile: fa3.Fa3BackwardTile,
-    lengths: list[int],
+    of_tiles: _StepsOfTiles,
     at_once: int,
 ) -> float:
-    """Return the predicted microseconds of a pass whose kv tiles have these numbers of q tiles."""
-    heads, longest = problem.batch * problem.heads_kv, max(lengths)
-    block = ceil_div(longest * problem.group, parts.number) + _STEPS_OF_BLOCK
-    blocks = heads * len(lengths) * parts.number
-    if min(lengths) == longest:  # blocks run in rounds
+    """Return the predicted microseconds of a pass."""
+    heads = problem.batch * problem.heads_kv
+    block = ceil_div(of_tiles.longest * problem.group, parts.number) + _STEPS_OF_BLOCK
+    blocks = heads * of_tiles.tiles * parts.number
+    if of_tiles.shortest == of_tiles.longest:  # blocks run in rounds
         steps = ceil_div(blocks, at_once) * block
     else:
-        total = heads * problem.group * sum(lengths)
+        total = heads * problem.group * of_tiles.total
         share = (total + _STEPS_OF_BLOCK * blocks) / at_once
         tail = _OF_LONGEST_WIDE if tile.block_kv == fa3.ROWS else _OF_LONGEST
         steps = max(block, share + tail * block)
@@ -133,8 +153,8 @@ def kinds_of_parts(problem: AttentionProblem) -> Iterator[Parts]:
 def _may_cut(problem: AttentionProblem) -> bool:
     """Return whether blocks may begin and end inside of a query head.
 
-    In a fixed order a block could wait for one that does not run yet. The steps of features
-    with arrays depend on the head, and their gradients are summed by head.
+    In a fixed order a block could wait for one that does not run yet. Features have not been
+    tried with cuts: some sum gradients by head, or list the steps of a tile.
     """
     return not (problem.uses or problem.deterministic)
 

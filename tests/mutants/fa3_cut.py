@@ -64,6 +64,13 @@ BUGS = (
         "test_dead_rows.py",
     ),
     _bug(
+        "the last query of a ragged tile stays though it is dead",
+        "dead |= query0 + query < seq.seqlen_q && lse.value[query] == infinity<float>();",
+        "dead |= query0 + query < seq.seqlen_q - 1 && lse.value[query] == infinity<float>();",
+        _SCORE,
+        "test_dead_rows.py",
+    ),
+    _bug(
         "what lies behind a used length is not cleared",
         "  if constexpr (Config::Lengths::vary) return true;  "
         "// behind a sequence there may be another one\n",
@@ -115,6 +122,34 @@ HOST = (
         '"cut": int(self.shared.cut)',
         '"cut": 0',
         _UNIT + "test_of_cut_steps_another_kernel_clears_and_converts_all_rows",
+    ),
+    Bug(
+        "head groups are as large whatever their queries take",
+        "cuflash/planning/backward_head_group.py",
+        "if _bytes_of_queries(problem) > limits.l2 // 2:",
+        "if False:",
+        "tests/unit/test_plan_fa3_backward_head_groups.py",
+    ),
+    Bug(
+        "a head group of cuts is as large as without",
+        "cuflash/planning/backward_head_group.py",
+        "backward_head_group(problem, limits, tile, tiles * shared.number, ONE_PART)",
+        "backward_head_group(problem, limits, tile, tiles, ONE_PART)",
+        _UNIT + "test_of_cut_steps_another_kernel_clears_and_converts_all_rows",
+    ),
+    Bug(
+        "the sums of dQ of one entry are cleared and converted",
+        _PARTS,
+        "rows = problem.batch * problem.heads_q * problem.seqlen_q",
+        "rows = problem.heads_q * problem.seqlen_q",
+        "tests/unit/test_plan_key_parts_time.py",
+    ),
+    Bug(
+        "steps of many tiles are counted",
+        _PARTS,
+        "if problem.batch * problem.heads_kv * tiles > _MANY_ROUNDS * at_once:",
+        "if False:",
+        "tests/unit/test_plan_key_parts_time.py",
     ),
     Bug(
         "parts are free",

@@ -91,8 +91,8 @@ BUGS = (
     Bug(
         "parts of tiles that a mask makes unequal are as few as of equal ones",
         "cuflash/planning/key_parts.py",
-        "if min(lengths) == longest:",
-        "if longest > 0:",
+        "if of_tiles.shortest == of_tiles.longest:",
+        "if of_tiles.longest > 0:",
         "tests/unit/test_plan_key_parts.py::test_parts_where_blocks_are_few",
     ),
     Bug(

@@ -118,6 +118,8 @@ def test_what_is_no_stream_spoils_no_later_launch(fake_device: FakeDevice) -> No
     with pytest.raises(TypeError):
         plan.run(_addresses(plan), ADDRESS, wrong)
     plan.run(_addresses(plan), ADDRESS, 77)
+    with pytest.raises(TypeError):  # though an equal number is kept
+        plan.run(_addresses(plan), ADDRESS, wrong)
     assert fake_device.queued == [(0, 77)]
 
 
