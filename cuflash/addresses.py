@@ -89,7 +89,8 @@ class Addresses:
         if type(pointers) is not dict:
             return self._checked(pointers, workspace)
         # The key has the types too: 256.0 is the same key as 256, but it is not an address.
-        key = (workspace, type(workspace), *pointers.items(), *map(type, pointers.values()))
+        values = pointers.values()
+        key = (workspace, type(workspace), *pointers, *values, *map(type, values))
         try:
             found = self._kept.get(key)
         except Exception:  # not hashable, so not an address; the hash may raise anything

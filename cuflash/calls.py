@@ -51,21 +51,24 @@ def see(operation: str, keywords: Mapping[str, Any], arrays: Arrays) -> Seen | N
     Parameters
     ----------
     operation, keywords
-        The pass, and every argument that is not an array.
+        The pass, and every argument that is not an array; those with their defaults may be left
+        out.
     arrays
         Inputs, then destinations, then the workspace; absent arguments are left out.
     """
     ndarray = getattr(sys.modules.get("cupy"), "ndarray", None)
-    values = keywords.values()
-    parts: list[Hashable] = [operation, *values, *map(type, values), *arrays]
+    parts: list[Hashable] = [operation, *arrays]
     addresses = []
     for array in arrays.values():
         if type(array) is not ndarray:
             return None
         data = array.data
         address = data.ptr
-        parts += (array.shape, array.strides, array.dtype, data.device_id, address & 15)
+        parts.append((array.shape, array.strides, array.dtype, data.device_id, address & 15))
         addresses.append(address)
+    if keywords:
+        values = keywords.values()
+        parts += (*keywords, *values, *map(type, values))
     return tuple(parts), addresses
 
 
@@ -143,14 +146,16 @@ class PreparedCall:
         self.tuples = [(name, v) for name, v in keywords.items() if type(v) is tuple]
 
         self.plan = plan = planned.plan
-        self._cupy = cupy
+        self._cuda, self._ndarray = cupy.cuda, cupy.ndarray
         self._launcher = planned.launcher
+        self._device = planned.launcher.device_id
         self._workspace = "workspace" in arrays
         tensor_of = destinations(plan.problem.operation)
         given = {tensor_of.get(name, name) for name in arrays}
-        # Arrays that the call makes come after the given ones, as in a launch.
+        # Arrays that the call makes come after the given ones, as in a launch. CuPy finds the dtype
+        # of a scalar type quicker than that of a dtype.
         self._made = [
-            (name, spec.shape, dtype_named(spec.dtype))
+            (name, spec.shape, dtype_named(spec.dtype).type)
             for name, spec in planned.tensors.items()
             if name not in given
         ]
@@ -192,19 +197,18 @@ class PreparedCall:
         """
         if self._apart is not None and tuple(addresses) not in self._apart:
             return None
-        device = self._launcher.device_id
-        if is_current(device):
-            return self._run(arrays, addresses, device, tell)
-        with self._cupy.cuda.Device(device):
-            return self._run(arrays, addresses, device, tell)
+        if is_current(self._device):
+            return self._run(arrays, addresses, tell)
+        with self._cuda.Device(self._device):
+            return self._run(arrays, addresses, tell)
 
     def _run(
-        self, arrays: Arrays, addresses: list[int], device: int, tell: Callable[[Plan], None]
+        self, arrays: Arrays, addresses: list[int], tell: Callable[[Plan], None]
     ) -> dict[str, Any] | None:
-        stream = current_stream(device)
+        stream = current_stream(self._device)
         if self._temporary and is_capturing(stream):
             return None
-        ndarray, place = self._cupy.ndarray, 0
+        ndarray, place = self._ndarray, 0
         if self._workspace:
             *addresses, place = addresses
         results = {}
@@ -214,10 +218,10 @@ class PreparedCall:
             results[name] = made = ndarray(shape, dtype)
             addresses.append(made.data.ptr)
         if self._eager_bytes:
-            workspace = self._cupy.cuda.alloc(self._eager_bytes)  # freed once the launch is queued
+            workspace = self._cuda.alloc(self._eager_bytes)  # freed once the launch is queued
             place = workspace.ptr
         if self._scratch:  # gradients that the caller did not ask for
             addresses += [place + offset for offset in self._scratch]
         tell(self.plan)
-        self._launcher.launch(tuple(addresses), place, stream)
+        self._launcher.launch(addresses, place, stream)
         return results

@@ -23,6 +23,7 @@ from .planning.fa2 import plans_of_few
 from .planning.fa3 import fa3_plan
 from .planning.fa3_choice import nearly_fastest
 from .planning.kernel import KernelConfig
+from .planning.key_parts import kinds_of_parts
 from .planning.plan import plan
 from .planning.problem import AttentionProblem
 from .planning.tiles.fa2_few import Fa2FewTile, few_tiles
@@ -129,9 +130,9 @@ def _plans(problem: AttentionProblem, limits: DeviceLimits, calls: Calls) -> Ite
     """The plan of a problem, and those of problems that differ only in their heads."""
     chosen = plan(problem, limits, algorithm=calls.algorithm)
     yield chosen
-    if chosen.algorithm == "fa3" and problem.operation == "backward" and problem.group > 1:
+    if chosen.algorithm == "fa3" and problem.operation == "backward":
         # The number of heads decides whether blocks share kv tiles.
-        for parts in (1, problem.group):
+        for parts in kinds_of_parts(problem):
             yield fa3_plan(problem, limits, None, (), parts=parts)
     if chosen.algorithm == "fa3" and problem.operation == "forward" and calls.seqlens is None:
         # For few rows the tile and the chunk depend on the number of heads and on the lengths. This

@@ -61,7 +61,7 @@ def call(operation: Operation, arrays: Arrays, keywords: Mapping[str, Any]) -> d
         workspace, if given.
     keywords
         As the caller gave them: the keywords of :func:`check_options`, and
-        ``return_lse`` for a forward pass.
+        ``return_lse`` for a forward pass. Those that are left out have their defaults.
 
     Returns
     -------

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import numbers
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, Final, Literal, cast
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from .planning.problem import DTYPES, ELEMENTS, MAX_SEQLEN, DTypeName, ElementNa
 from .tensors import QKV, differentiable
 
 __all__ = [
+    "AUTO",
     "AlgorithmChoice",
     "BackendChoice",
     "Differentiable",
@@ -35,6 +36,8 @@ __all__ = [
 
 AlgorithmChoice = Algorithm | Literal["auto"]
 BackendChoice = Backend | Literal["auto"]
+#: What ``backend`` and ``algorithm`` are by default.
+AUTO: Final = "auto"
 #: The (left, right) sides of a window.
 WindowSize = tuple[int | None, int | None]
 #: The names that ``wrt`` may hold.

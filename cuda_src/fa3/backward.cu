@@ -16,7 +16,7 @@
 // before it is written again.
 //
 // Wide heads have their own math roles: see backward_wide.cuh and, where only K is wide,
-// backward_serial.cuh. Every block clears sums of dQ for a later block, see backward_clear.cuh.
+// backward_serial.cuh. Most blocks clear sums of dQ for a later block, see backward_clear.cuh.
 // Where Config::kv_tiles_per_convert_block is not 0, blocks of rows run between the blocks of tiles
 // and round the sums, see backward_rows.cuh; otherwise a kernel does so afterwards. Where
 // Config::parted, several blocks share a tile, and their dK and dV are summed, see
@@ -53,7 +53,7 @@
 
 namespace cuflash::fa3 {
 
-// The work of a block whose keys no query sees.
+// The work of a block without steps: no query sees its keys, or it has no part of a cut tile.
 template <class Config>
 __device__ inline void unseen_keys(const BackwardContext<Config>& c, unsigned tile) {
   constexpr int threads = BackwardTypes<Config>::threads;

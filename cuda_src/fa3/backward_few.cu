@@ -139,13 +139,7 @@ struct FewMath {
   __device__ bool await_queries() const {
     wait<Config>(c.shared.q_full, 0);
     wait<Config>(c.shared.dout_full, 0);
-    bool dead = false;
-#pragma unroll
-    for (int first = 0; first < Config::block_q; first += 32) {
-      const int query = first + ptx::opaque_lane();
-      dead |= query < c.seq.seqlen_q && c.shared.lse.value[query] == infinity<float>();
-    }
-    if (!__any_sync(0xffffffffu, dead)) return false;
+    if (!must_clear<Config>(c.shared.lse, c.seq, 0)) return false;
     clear_dead_queries<Config>(c.shared.q, c.shared.lse);
     clear_dead_queries<Config>(c.shared.dout, c.shared.lse);
     ptx::fence_async_shared();

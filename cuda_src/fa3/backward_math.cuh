@@ -188,7 +188,9 @@ struct BackwardMath {
   // rows. The other warpgroup may read them meanwhile for scores that are hidden, and both write
   // the same zeros, so no order is needed. Returns the dead rows of dQ of this lane.
   template <class... Matrices>
-  __device__ unsigned clear_dead(const QueryNumbers<Config>& lse, Matrices&... matrices) const {
+  __device__ unsigned clear_dead(const QPlace& place, const QueryNumbers<Config>& lse,
+                                 Matrices&... matrices) const {
+    if (!must_clear<Config>(lse, c.seq, place.tile * Config::block_q)) return 0;
     (clear_dead_queries<Config>(matrices, lse), ...);
     ptx::fence_async_shared();
     jitter<Config>();
@@ -213,7 +215,7 @@ struct BackwardMath {
     const QueryNumbers<Config>& lse = c.shared.lse[stage];
     if (dead) {
       apply_mask<Config>(lse, c.seq, place, scores...);
-      return clear_dead(lse, c.shared.q[stage], c.shared.dout[stage]);
+      return clear_dead(state.place, lse, c.shared.q[stage], c.shared.dout[stage]);
     }
     if (is_edge(state.place)) apply_mask_to_live_queries<Config>(c.seq, place, scores...);
     return 0;

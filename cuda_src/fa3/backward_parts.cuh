@@ -1,7 +1,9 @@
-// FlashAttention-3 backward, gradients of keys in parts. Where kv heads are few and groups large,
-// several blocks share a kv tile, and each has a part of the group's query heads. Code that counts
-// blocks, tiles or query heads then sees `parts` times as many kv heads, see Fa3BackwardParams;
-// only the loads of K and V and the stores of dK and dV differ, as described here.
+// FlashAttention-3 backward, gradients of keys in parts. Where kv heads are few, several blocks
+// share a kv tile. Each has a part of the group's query heads or, with Config::cut, an equal share
+// of the tile's steps, wherever it begins and ends. Code that counts blocks or tiles then sees
+// `parts` times as many kv heads, see Fa3BackwardParams. Where blocks have whole query heads, only
+// the loads of K and V and the stores of dK and dV differ from those of more kv heads. Where steps
+// are cut, a block begins at another step too, and no block clears or converts sums of dQ.
 //
 // A block stores its dK and dV in the workspace in float32, as fragments of 16 x 8 in the layout of
 // the warps, contiguous over [batch, heads_kv * parts, padded_keys / 16, columns / 8], so that a
@@ -9,10 +11,47 @@
 #pragma once
 
 #include "../ptx/opaque.cuh"
+#include "../tile/schedule.cuh"
 #include "../tile/warp_tile.cuh"
 #include "backward_params.cuh"
 
 namespace cuflash::fa3 {
+
+// Query heads of a block's steps.
+template <class Config>
+__device__ inline int group_of(const typename Config::Params& params) {
+  if constexpr (Config::cut) {
+    return params.shape.heads_q / (params.shape.heads_kv / static_cast<int>(params.parts));
+  }
+  return params.shape.heads_q / params.shape.heads_kv;
+}
+
+// The steps of a block where several blocks cut the steps of a kv tile: `cut_count` of them, from
+// step `cut_begin` on. Empty where a block has all steps of its query heads.
+template <class Config, bool = Config::cut>
+struct CutSteps {
+  __device__ CutSteps(const typename Config::Params&, const WorkItem&, const Sequence&) {}
+};
+template <class Config>
+struct CutSteps<Config, true> {
+  int cut_begin;
+  int cut_count;
+
+  // Part p of P has the steps from n p / P to n (p + 1) / P of all n.
+  __device__ CutSteps(const typename Config::Params& params, const WorkItem& item,
+                      const Sequence& seq) {
+    static_assert(Config::parted && !Config::listed && !Config::ordered &&
+                      Config::kv_tiles_per_convert_block == 0,
+                  "no block has all rows of a head");
+    const QBlocks<Config> blocks(seq, item.kv_begin);
+    const auto parts = static_cast<unsigned>(params.parts);
+    const unsigned part = static_cast<unsigned>(item.head) % parts;
+    const unsigned long long steps =
+        static_cast<unsigned>(max(0, blocks.end - blocks.begin) * group_of<Config>(params));
+    cut_begin = static_cast<int>(steps * part / parts);
+    cut_count = static_cast<int>(steps * (part + 1) / parts) - cut_begin;
+  }
+};
 
 constexpr int kRowsOfFragment = 16;
 

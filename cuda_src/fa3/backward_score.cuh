@@ -125,6 +125,21 @@ __device__ __forceinline__ bool has_dead_queries(const QueryNumbers<Config>& lse
   return __any_sync(0xffffffffu, dead);
 }
 
+// Whether Q and dO of a q tile that holds dead queries must be cleared. If all of them are beyond
+// the length, the copy engine has filled their rows with zeros. All warps get the same answer.
+template <class Config>
+__device__ __forceinline__ bool must_clear(const QueryNumbers<Config>& lse, const Sequence& seq,
+                                           int query0) {
+  if constexpr (Config::Lengths::vary) return true;  // behind a sequence there may be another one
+  bool dead = false;
+#pragma unroll
+  for (int first = 0; first < Config::block_q; first += 32) {
+    const int query = first + ptx::opaque_lane();
+    dead |= query0 + query < seq.seqlen_q && lse.value[query] == infinity<float>();
+  }
+  return __any_sync(0xffffffffu, dead);
+}
+
 // Clears one pair of a tile of scores, or of a rounded one.
 template <class Scores>
 __device__ __forceinline__ void clear_pair(Scores& scores, int n, int group, int which) {

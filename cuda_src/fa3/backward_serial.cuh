@@ -166,7 +166,9 @@ struct SerialMath {
     if (math.warpgroup == 0 || number + 1 < c.steps()) pass_turn();
     wait_empty<Config>(c.shared.ds_empty[score_ring.stage], score_ring.phase);
     differentiate(weights, sloped, state, ring, score_ring.stage, edge, dead);
-    if (dead) math.clear_dead(c.shared.lse[stage], c.shared.q[stage], c.shared.dout[stage]);
+    if (dead) {
+      math.clear_dead(state.place, c.shared.lse[stage], c.shared.q[stage], c.shared.dout[stage]);
+    }
 
     math.issue_kv(dv, weights, c.shared.dout[0], stage);
     ptx::fence_async_shared();

@@ -139,7 +139,7 @@ struct ShortMath {
     differentiate<Config>(gradients, p, dp, c.shared.delta[q_tile], weights);
     if (has_dead_queries<Config>(lse)) {
       apply_mask<Config>(lse, c.seq, place, weights, gradients);
-      if (tile == 0) clear_dead(q_tile);
+      if (tile == 0 && must_clear<Config>(lse, c.seq, place.query0)) clear_dead(q_tile);
     } else if (Mask<Config>::template is_edge<Config::block_q, kKeysOfWarpgroup>(
                    c.seq, place.query0, first_key(tile))) {
       apply_mask_to_live_queries<Config>(c.seq, place, weights, gradients);

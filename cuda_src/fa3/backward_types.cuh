@@ -216,9 +216,10 @@ struct Earlier<Config, true> {
 };
 
 // The context of all roles: the kv tile, and its steps, which visit the q tiles that see it, for
-// one query head of the group after the other. `item.head` is the kv head, or one of its parts.
+// one query head of the group after the other; a cut has some of these steps, see CutSteps.
+// `item.head` is the kv head, or one of its parts.
 template <class Config>
-struct BackwardContext : ListedSteps<Config>, Earlier<Config> {
+struct BackwardContext : ListedSteps<Config>, Earlier<Config>, CutSteps<Config> {
   const typename Config::Params& params;
   BackwardStorage<Config>& shared;
   const WorkItem item;
@@ -228,9 +229,17 @@ struct BackwardContext : ListedSteps<Config>, Earlier<Config> {
 
   __device__ int steps() const {
     if constexpr (Config::listed) return this->count;
+    if constexpr (Config::cut) return this->cut_count;
     return (blocks.end - blocks.begin) * group;
   }
-  __device__ QPlace first() const { return {item.head * group, blocks.begin}; }
+  __device__ QPlace first() const {
+    if constexpr (Config::cut) {
+      const int tiles = max(1, blocks.end - blocks.begin);
+      const int heads = this->cut_begin / tiles;
+      return {kv_head() * group + heads, blocks.begin + this->cut_begin - heads * tiles};
+    }
+    return {item.head * group, blocks.begin};
+  }
   __device__ QPlace after(const QPlace& place) const {
     const bool last = place.tile + 1 == blocks.end;
     return {place.head + last, last ? blocks.begin : place.tile + 1};
@@ -296,17 +305,17 @@ template <class Config>
 __device__ inline BackwardContext<Config> context_of(const typename Config::Params& params,
                                                      BackwardStorage<Config>& shared, unsigned tile,
                                                      const Earlier<Config>& earlier = {}) {
-  const Shape& shape = params.shape;
   const auto [item, seq] =
       kv_item_of<Config>(params, kv_order<Config>(params), tile, Config::ordered);
   return {{params, item, seq},
           earlier,
+          {params, item, seq},
           params,
           shared,
           item,
           seq,
           seeing_blocks<Config>(params, item, seq),
-          shape.heads_q / shape.heads_kv};
+          group_of<Config>(params)};
 }
 
 // A warp's state in the steps.

@@ -188,7 +188,7 @@ struct WideMath {
 
     wait<Config>(c.shared.dout_full[stage], ring.phase);
     unsigned dead_rows = 0;
-    if (dead) dead_rows = math.clear_dead(lse, c.shared.dout[stage]);
+    if (dead) dead_rows = math.clear_dead(state.place, lse, c.shared.dout[stage]);
     math.issue_q(dq, number - 1, number > 0);
     math.issue_kv(dv, weights, c.shared.dout[0], stage);
     end(state, dq, dv, number, dead_rows);
@@ -214,7 +214,7 @@ struct WideMath {
     const RowsOfKeys place = math.score_place(state);
     if (dead || math.is_edge(state.place)) apply_mask<Config>(lse, c.seq, place, dp);
     unsigned dead_rows = 0;
-    if (dead) dead_rows = math.clear_dead(lse, c.shared.q[stage]);
+    if (dead) dead_rows = math.clear_dead(state.place, lse, c.shared.q[stage]);
     meet_over_weights<Config>(Numbered::weights_full, score_ring.stage);
     ScoreOperand<Config> weights;
     take_weights(weights, passed_weights(c.shared, score_ring.stage));

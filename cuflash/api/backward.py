@@ -6,19 +6,19 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..arrays.spec import LayoutName
-from ..block_mask import BlockMask, split_block_mask
+from ..block_mask import BlockMask
 from ..dispatch import call
 from ..errors import ArgumentTypeError, ArgumentValueError
-from ..given import add_given
+from ..given import add_given, add_some, split_given
 from ..options import (
+    AUTO,
     AlgorithmChoice,
     BackendChoice,
     Differentiable,
     WindowSize,
     check_wrt,
-    seed_of,
 )
-from ..score_mod import ScoreMod, with_arrays
+from ..score_mod import ScoreMod
 from ..tensors import QKV
 
 __all__ = ["attention_backward"]
@@ -124,51 +124,32 @@ def attention_backward(
     with the rounded dropout_p:
     ``dv = (P * M)^T dout`` and ``dS = P * (M * (dout v^T) - delta)``.
     """
-    block, shown = split_block_mask(block_mask)
-    seed, seeds = seed_of(dropout_seed)
-    score, of_score = with_arrays(score_mod)
+    # What is left out has its default. Calls that give few arguments take less time.
     arrays = {"dout": dout, "q": q, "k": k, "v": v, "out": out, "lse": lse}
-    keywords: dict[str, Any] = {
-        "causal": causal,
-        "window_size": window_size,
-        "softcap": softcap,
-        "score_mod": score,
-        "block_mask": block,
-        "dropout_p": dropout_p,
-        "dropout_seed": seed,
-        "scale": scale,
-        "q_offset": q_offset,
-        "layout": layout,
-        "deterministic": deterministic,
-        "backend": backend,
-        "algorithm": algorithm,
-        "blocks": blocks,
-    }
-    # The default of wrt is not passed on, which keeps the common call quick.
-    lengths = seqused_q, seqused_kv, cu_seqlens_q, cu_seqlens_kv
-    given = alibi_slopes, bias, mask, shown, sinks, seeds, *lengths
-    nothing = not of_score and dlse is grads is workspace is None
-    if not (wrt is QKV and nothing and all(array is None for array in given)):
-        inputs = {} if dlse is None else {"dlse": dlse}
-        add_given(inputs, given, of_score)
-        _add(arrays, keywords, inputs, wrt, grads, workspace)
-    return tuple(call("backward", arrays, keywords).values())
-
-
-def _add(
-    arrays: dict[str, Any],
-    keywords: dict[str, Any],
-    inputs: dict[str, Any],
-    wrt: Any,
-    grads: Any,
-    workspace: Any,
-) -> None:
-    """Add the optional arrays and ``wrt``, in the order of a call: inputs come first."""
+    keywords: dict[str, Any] = {}
+    if causal is not False:
+        keywords["causal"] = causal
+    numbers = window_size is None and softcap is None and dropout_p is None and scale is None
+    if not (numbers and q_offset is None and layout is None and blocks is None):
+        add_some(keywords, window_size=window_size, softcap=softcap, dropout_p=dropout_p)
+        add_some(keywords, scale=scale, q_offset=q_offset, layout=layout, blocks=blocks)
+    if not (deterministic is False and backend is AUTO and algorithm is AUTO):
+        keywords |= {"deterministic": deterministic, "backend": backend, "algorithm": algorithm}
     if wrt is not QKV:
         keywords["wrt"] = wrt
-    targets = {} if grads is None else _destinations(grads, wrt)
-    given = {**inputs, **targets, "workspace": workspace}
-    arrays |= {name: array for name, array in given.items() if array is not None}
+    if dlse is not None:
+        arrays["dlse"] = dlse
+    whole = seqused_q is seqused_kv is cu_seqlens_q is cu_seqlens_kv is None
+    plain = alibi_slopes is bias is mask is sinks is dropout_seed is None and score_mod is None
+    if not (plain and whole and block_mask is None):
+        shown, seeds, of_score = split_given(keywords, score_mod, block_mask, dropout_seed)
+        lengths = seqused_q, seqused_kv, cu_seqlens_q, cu_seqlens_kv
+        add_given(arrays, (alibi_slopes, bias, mask, shown, sinks, seeds, *lengths), of_score)
+    if grads is not None:
+        arrays |= _destinations(grads, wrt)
+    if workspace is not None:
+        arrays["workspace"] = workspace
+    return tuple(call("backward", arrays, keywords).values())
 
 
 def _destinations(grads: Any, wrt: Any) -> dict[str, Any]:

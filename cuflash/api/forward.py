@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any, Literal, overload
 
 from ..arrays.spec import LayoutName
-from ..block_mask import BlockMask, split_block_mask
+from ..block_mask import BlockMask
 from ..dispatch import call
-from ..given import add_given
-from ..options import AlgorithmChoice, BackendChoice, WindowSize, seed_of
+from ..given import add_given, add_some, split_given
+from ..options import AUTO, AlgorithmChoice, BackendChoice, WindowSize
 from ..resuming import resumed
-from ..score_mod import ScoreMod, with_arrays
+from ..score_mod import ScoreMod
 
 __all__ = ["attention"]
 
@@ -153,19 +153,17 @@ def attention(
         A function that is applied to scores, but not to sinks, before slopes,
         bias and mask: see :class:`ScoreMod`. Not with ``softcap``.
     alibi_slopes : array, (heads_q,) or (batch, heads_q), optional
-        ALiBi: ``alibi_slopes[h] * abs(i + q_offset - j)`` is subtracted from a
-        score, after the softcap and before the mask, but not from sinks. float32
-        (float64 for float64), finite, of either sign. ``q_offset`` must be from
-        -(2^30 - 2^12) to 2^30 - 2^12. Except for float64, ``softcap``, or ``scale`` if
-        there is no softcap, must be from 2^-60 to 2^60.
+        ALiBi: ``alibi_slopes[h] * abs(i + q_offset - j)`` is subtracted from a score, after the
+        softcap and before the mask, but not from sinks. float32 (float64 for float64), finite, of
+        either sign. ``q_offset`` must be from -(2^30 - 2^12) to 2^30 - 2^12. Except for float64,
+        ``softcap``, or ``scale`` if there is no softcap, must be from 2^-60 to 2^60.
     bias : array, broadcasts against (batch, heads_q, seqlen_q, seqlen_kv), optional
-        Numbers that are added to the scores, after the softcap and before the
-        mask. Each axis may be 1, the first ones may be left out, and strides
-        may be any: no axis is repeated in memory, except where CUDA computes
-        with an array on the host. Of q's dtype or float32. Minus infinity hides
-        a pair. A row whose pairs are all hidden sees no key; if it has a sink, its
-        ``q`` and ``dout`` must be finite. Infinity and NaN make their rows NaN.
-        Needs a ``scale`` or ``softcap`` as ``alibi_slopes`` does.
+        Numbers that are added to the scores, after the softcap and before the mask. Each axis may
+        be 1, the first ones may be left out, and strides may be any: no axis is repeated in memory,
+        except where CUDA computes with an array on the host. Of q's dtype or float32. Minus
+        infinity hides a pair. A row whose pairs are all hidden sees no key; if it has a sink, its
+        ``q`` and ``dout`` must be finite. Infinity and NaN make their rows NaN. Needs a ``scale``
+        or ``softcap`` as ``alibi_slopes`` does.
     mask : array of bool, broadcasts like ``bias``, optional
         Query i sees key j only where ``mask[b, h, i, j]`` is True and nothing
         else hides j. Strides and rows without a visible key: as for ``bias``.
@@ -177,24 +175,22 @@ def attention(
         ``lse = log(sum_j exp(z_j) + exp(sinks[h]))``. Minus infinity is no
         sink; plus infinity and NaN make the head's ``out`` and ``lse`` NaN.
     dropout_p : float, optional
-        Fraction of the weights that is dropped from ``out``, at random; the kept
-        weights are divided by the fraction that is kept. At least 0 (the same as
-        None) and below 1; rounded to a multiple of 2^-14, also for the divisor.
-        ``lse`` is that of all weights; sinks are never dropped.
+        Fraction of the weights that is dropped from ``out``, at random; the kept weights are
+        divided by the fraction that is kept. At least 0 (the same as None) and below 1; rounded to
+        a multiple of 2^-14, also for the divisor. ``lse`` is that of all weights; sinks are never
+        dropped.
     dropout_seed : int, or array of uint32, (2,) or (4,), optional
-        Needed where ``dropout_p`` is above 0, and refused where it is not: an
-        integer below 2^64; or an array of its lower and upper word, optionally
-        followed by the two words of an offset. The dropped weights depend on the
-        seed, the entry of the batch, the number of query heads, the head, the
-        query and the key alone (Philox4x32 with 7 rounds); :func:`dropout_mask`
-        shows them. Every new integer is planned anew, as every new value of a
-        keyword is; an array may change, also in a CUDA graph.
+        Needed where ``dropout_p`` is above 0, and refused where it is not: an integer below 2^64;
+        or an array of its lower and upper word, optionally followed by the two words of an offset.
+        The dropped weights depend on the seed, the entry of the batch, the number of query heads,
+        the head, the query and the key alone (Philox4x32 with 7 rounds); :func:`dropout_mask` shows
+        them. Every new integer is planned anew, as every new value of a keyword is; an array may
+        change, also in a CUDA graph.
     seqused_q, seqused_kv : array of int32, (batch,), optional
-        Every entry uses its first ``seqused_q[b]`` queries and ``seqused_kv[b]``
-        keys, clamped to the rows it has. The other rows may hold anything: ``out``
-        of such a query is 0 and its ``lse`` minus infinity. Without ``q_offset``
-        query 0 of entry b is at key ``seqused_kv[b] - seqused_q[b]``. CUDA reads
-        the lengths as it runs: they may change in a graph.
+        Every entry uses its first ``seqused_q[b]`` queries and ``seqused_kv[b]`` keys, clamped to
+        the rows it has. The other rows may hold anything: ``out`` of such a query is 0 and its
+        ``lse`` minus infinity. Without ``q_offset`` query 0 of entry b is at key ``seqused_kv[b] -
+        seqused_q[b]``. CUDA reads the lengths as it runs: they may change in a graph.
     cu_seqlens_q, cu_seqlens_kv : array of int32, (sequences + 1,), optional
         Both or neither: rows ``cu_seqlens_q[b]`` to ``cu_seqlens_q[b + 1]`` of
         q are sequence b, and see only its keys. For ``layout="shd"``. The first
@@ -238,22 +234,21 @@ def attention(
         0: one block processes all keys of a row. By default the plan chooses.
         A row's bits depend on the tile and the chunk, not on the batch.
     workspace : CuPy array of uint8, optional
-        At least ``prepare(...).workspace_bytes`` bytes, 256-byte aligned, not
-        used by anything else until the call has run. By default it is
-        allocated. In the capture of a CUDA graph the allocated workspace and the
-        copies that the call makes are kept for the life of the process, since the
-        graph goes on using them. Arrays in host memory are refused in a capture.
+        At least ``prepare(...).workspace_bytes`` bytes, 256-byte aligned, not used by anything else
+        until the call has run. By default it is allocated. In the capture of a CUDA graph the
+        allocated workspace and the copies that the call makes are kept for the life of the process,
+        since the graph goes on using them. Arrays in host memory are refused in a capture.
 
     Returns
     -------
     out : array, (batch, seqlen_q, heads_q, head_dim_v)
-        In q's layout, C-contiguous, made by the ``from_dlpack`` of q's library: for a
-        subclass the plain array (``numpy.ndarray``, ``torch.Tensor``), for a library
-        without ``from_dlpack`` a NumPy or CuPy array. A row that sees no key is 0.
+        In q's layout, C-contiguous, made by the ``from_dlpack`` of q's library: for a subclass the
+        plain array (``numpy.ndarray``, ``torch.Tensor``), for a library without ``from_dlpack`` a
+        NumPy or CuPy array. A row that sees no key is 0.
     lse : array, (batch, heads_q, seqlen_q)
-        Only with ``return_lse``: natural log of the sum of exp of the scaled,
-        masked scores, and of sinks; float32, or float64 for float64. For a row that
-        sees no key it is the sink, or minus infinity. It lacks the axes that q's layout lacks.
+        Only with ``return_lse``: natural log of the sum of exp of the scaled, masked scores, and of
+        sinks; float32, or float64 for float64. For a row that sees no key it is the sink, or minus
+        infinity. It lacks the axes that q's layout lacks.
 
     Raises
     ------
@@ -269,9 +264,8 @@ def attention(
 
     Notes
     -----
-    Dao et al., "FlashAttention", 2022; Dao, "FlashAttention-2", 2023. CUDA work is
-    queued on CuPy's current stream of the arrays' device; nothing waits for it unless
-    the result is a NumPy array.
+    Dao et al., "FlashAttention", 2022; Dao, "FlashAttention-2", 2023. CUDA work is queued on CuPy's
+    current stream of the arrays' device; nothing waits for it unless the result is a NumPy array.
 
     Range: sums are formed in float32 (float64 for float64 inputs), and values out of its range
     become infinite or NaN: ``q k^T`` before the scale, ``scale * q``, scores, and the weighted sum
@@ -279,21 +273,27 @@ def attention(
     float32 inputs, 1.8e308 / seqlen_kv for float64 and 8e34 / seqlen_kv for bfloat16 (weights are
     relative to an older maximum, up to a factor of 4096).
     """
-    block, shown = split_block_mask(block_mask)
-    seed, seeds = seed_of(dropout_seed)
-    score, of_score = with_arrays(score_mod)
-    keywords: dict[str, Any] = {"causal": causal, "window_size": window_size, "softcap": softcap}
-    keywords |= {"score_mod": score, "block_mask": block}
-    keywords |= {"dropout_p": dropout_p, "dropout_seed": seed, "scale": scale}
-    keywords |= {"q_offset": q_offset, "layout": layout, "out_dtype": out_dtype}
-    keywords |= {"backend": backend, "algorithm": algorithm, "blocks": blocks}
-    keywords["kv_chunk"] = kv_chunk
-    keywords["return_lse"] = return_lse
+    # What is left out has its default. Calls that give few arguments take less time.
     arrays = {"q": q, "k": k, "v": v}
-    lengths = seqused_q, seqused_kv, cu_seqlens_q, cu_seqlens_kv
-    given = alibi_slopes, bias, mask, shown, sinks, seeds, *lengths, out, lse_out, workspace
-    if of_score or any(array is not None for array in given):
-        add_given(arrays, given, of_score, ("out", "lse_out", "workspace"))
+    keywords: dict[str, Any] = {"return_lse": return_lse}
+    if causal is not False:
+        keywords["causal"] = causal
+    numbers = window_size is None and softcap is None and dropout_p is None and scale is None
+    numbers = numbers and q_offset is None and kv_chunk is None and blocks is None
+    if not (numbers and layout is None and out_dtype is None):
+        add_some(keywords, window_size=window_size, softcap=softcap, dropout_p=dropout_p)
+        add_some(keywords, scale=scale, q_offset=q_offset, layout=layout)
+        add_some(keywords, out_dtype=out_dtype, blocks=blocks, kv_chunk=kv_chunk)
+    if not (backend is AUTO and algorithm is AUTO):
+        keywords |= {"backend": backend, "algorithm": algorithm}
+    whole = seqused_q is seqused_kv is cu_seqlens_q is cu_seqlens_kv is None
+    plain = alibi_slopes is bias is mask is sinks is dropout_seed is None and score_mod is None
+    if not (plain and whole and block_mask is None):
+        shown, seeds, of_score = split_given(keywords, score_mod, block_mask, dropout_seed)
+        lengths = seqused_q, seqused_kv, cu_seqlens_q, cu_seqlens_kv
+        add_given(arrays, (alibi_slopes, bias, mask, shown, sinks, seeds, *lengths), of_score)
+    if not out is lse_out is workspace is None:
+        add_some(arrays, out=out, lse_out=lse_out, workspace=workspace)
     if resume is not None:
         return resumed(arrays, keywords, resume)
     results = call("forward", arrays, keywords)

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import functools
+import sys
 import threading
+from typing import Any
 
 __all__ = ["PER_THREAD", "current_stream", "is_capturing", "is_current"]
+
+#: Whoever asks has imported CuPy. An import statement would look for its module much longer.
+_modules: dict[str, Any] = sys.modules
 
 #: CuPy's address of the per-thread default stream, which is another stream in every thread.
 PER_THREAD = 2
@@ -28,9 +33,7 @@ def is_current(device_id: int) -> bool:
     call with the thread's device therefore makes its context current (CUDA Runtime API:
     ``cudaSetDevice``).
     """
-    import cupy
-
-    runtime = cupy.cuda.runtime
+    runtime = _modules["cupy"].cuda.runtime
     if runtime.getDevice() != device_id:
         return False
     if device_id not in _thread.devices:
@@ -41,8 +44,7 @@ def is_current(device_id: int) -> bool:
 
 def current_stream(device_id: int) -> int:
     """Address of CuPy's current stream on a device, which need not be the current device."""
-    import cupy
-
+    cupy = _modules["cupy"]
     return cupy.cuda.get_current_stream(device_id).ptr or _default_stream()
 
 
@@ -56,6 +58,4 @@ def _default_stream() -> int:
 
 def is_capturing(stream: int) -> bool:
     """Whether a stream is capturing: launches on it then run when the graph does."""
-    import cupy
-
-    return bool(stream) and bool(cupy.cuda.runtime.streamIsCapturing(stream))
+    return stream != 0 and bool(_modules["cupy"].cuda.runtime.streamIsCapturing(stream))

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from ..bounded_cache import BoundedCache
 from ..errors import LaunchError
@@ -18,10 +17,11 @@ from .compile import CompiledKernel, compile_kernels
 from .current import is_current
 from .overlap import overlapping_launch
 from .parameters import SHAPE_FIELDS, STRIDED, ParameterStruct, fields_of, struct_of
-from .tensor_map import WORDS, TensorMapEncoder
+from .prepared_kernel import Launches, Places, PreparedKernel
+from .tensor_map import TensorMapEncoder
 from .tile_counter import counter_of_launch
 
-__all__ = ["Places", "PreparedKernel", "PreparedPlan"]
+__all__ = ["PreparedPlan"]
 
 #: Strides, in elements, of every tensor of a call: (batch, row, head), and for a tensor that
 #: broadcasts (batch, row, head, column).
@@ -30,55 +30,8 @@ Strides = Mapping[str, tuple[int, ...]]
 #: The stride fields in the parameters.
 _STRIDES = ("batch_stride", "row_stride", "head_stride", "column_stride")
 
-#: First word, tensor and encoder of every tensor map of a kernel.
-Maps = tuple[tuple[int, str, TensorMapEncoder], ...]
-
-
-#: The number of launches of a plan whose parameters are kept.
-_KEPT = 64
-
-
-@dataclass(frozen=True)
-class Places:
-    """The words (of 64 bits) of a kernel's parameters that differ from launch to launch."""
-
-    maps: Maps
-    tensors: tuple[tuple[int, str], ...]  # word of a pointer, its tensor in the call
-    workspace: tuple[tuple[int, int], ...]  # word of a pointer, its offset in the workspace
-    counter: int | None  # word of the tile counter's pointer
-
-
-class _Parameters(NamedTuple):
-    """The parameters of one launch, as the driver takes them. Immutable: threads share them."""
-
-    words: npt.NDArray[np.uint64]  # the structure, then the structure's own address
-    address: int  # address of the last word: the driver takes a list of pointers to parameters
-
-
-@dataclass(frozen=True)
-class PreparedKernel:
-    """A kernel of a plan, with everything decided except the addresses."""
-
-    name: str
-    handle: int
-    shape: tuple[int, ...]  # grid, block, bytes of shared memory: as the driver takes them
-    template: npt.NDArray[np.uint64]  # the parameters' values that are the same in every launch
-    places: Places  # positions of the other values
-    overlaps: bool = False  # it may begin while the previous kernel still runs
-
-    def parameters(self, pointers: Mapping[str, int], workspace: int, counter: int) -> _Parameters:
-        """The parameters of launches with these addresses; an absent tensor is at 0."""
-        words, places = np.append(self.template, np.uint64(0)), self.places
-        for word, name, encoder in places.maps:
-            encoder.write(pointers.get(name, 0), words[word : word + WORDS])
-        for word, name in places.tensors:
-            words[word] = pointers.get(name, 0)
-        for word, offset in places.workspace:
-            words[word] = workspace + offset
-        if places.counter is not None:
-            words[places.counter] = counter
-        words[-1] = start = words.ctypes.data
-        return _Parameters(words, start + words.nbytes - words.itemsize)
+#: The number of launches of a plan that are kept.
+_KEPT = 128
 
 
 class PreparedPlan:
@@ -107,8 +60,8 @@ class PreparedPlan:
 
     Notes
     -----
-    The parameters of the latest launches are kept: most calls repeat earlier addresses, and then
-    nothing needs to be packed.
+    The latest launches are kept with all their arguments: most calls repeat earlier addresses, and
+    then nothing needs to be packed. A kept launch keeps no array of the caller's.
     """
 
     def __init__(self, plan: Plan, strides: Strides, device_id: int) -> None:
@@ -129,7 +82,7 @@ class PreparedPlan:
         self.counter_offset = offsets[0] if offsets else None
         overlaps = any(one.overlaps for one in self.launches)
         self._overlapping = overlapping_launch() if overlaps else None
-        self._kept: BoundedCache[tuple[int, ...], list[_Parameters]] = BoundedCache(_KEPT)
+        self._kept: BoundedCache[tuple[int, ...], Launches] = BoundedCache(_KEPT)
 
     def run(self, addresses: tuple[int, ...], workspace: int, stream: int) -> None:
         """Launch on a stream of the plan's device, whatever the current device is.
@@ -148,43 +101,46 @@ class PreparedPlan:
         LaunchError
             If the driver refuses a launch.
         """
+        stream = operator.index(stream)  # 77.0 is the same key as 77, but no address
         if is_current(self.device_id):
             self.launch(addresses, workspace, stream)
             return
         with self._cuda.Device(self.device_id):
             self.launch(addresses, workspace, stream)
 
-    def launch(self, addresses: tuple[int, ...], workspace: int, stream: int) -> None:
+    def launch(self, addresses: Sequence[int], workspace: int, stream: int) -> None:
         """Launch like :meth:`run`, after :func:`is_current` has returned True for the device."""
         counter = 0
         if self.counter_offset is not None:
             place = workspace and workspace + self.counter_offset
             counter = counter_of_launch(self.device_id, stream, place)
-        key = (workspace, counter, *addresses)
-        every = self._kept.get(key)
-        if every is None:
-            every = self._make(key)
-        driver = self._cuda.driver
+        key = (stream, workspace, counter, *addresses)
+        kept = self._kept.get(key)
+        if kept is None:
+            kept = self._make(key)
+        every, _ = kept  # other threads may empty what is kept
         try:
-            for one, (_, parameters) in zip(self.launches, every, strict=True):
-                if one.overlaps and self._overlapping is not None:
-                    self._check(self._overlapping(one.handle, one.shape, stream, parameters))
-                else:
-                    driver.launchKernel(one.handle, *one.shape, stream, parameters, 0)
-        except driver.CUDADriverError as error:
-            raise LaunchError(f"{self.plan}: the launch was refused: {error}") from error
+            for launch in every:
+                failed = launch()
+                if failed:
+                    raise self._refused(f"CUDA error {failed}")
+        except self._cuda.driver.CUDADriverError as error:
+            raise self._refused(error) from error
 
-    def _check(self, failed: int) -> None:
-        """Raise an error for CUDA's error of a launch, unless it is 0."""
-        if failed:
-            raise LaunchError(f"{self.plan}: the launch was refused: CUDA error {failed}")
+    def _refused(self, why: object) -> LaunchError:
+        return LaunchError(f"{self.plan}: the launch was refused: {why}")
 
-    def _make(self, key: tuple[int, ...]) -> list[_Parameters]:
-        workspace, counter, *addresses = key
+    def _make(self, key: tuple[int, ...]) -> Launches:
+        stream, workspace, counter, *addresses = key
         pointers = dict(zip(self.names, addresses, strict=True))
-        made = [kernel.parameters(pointers, workspace, counter) for kernel in self.launches]
-        self._kept[key] = made
-        return made
+        how = operator.index(stream), self._cuda.driver, self._overlapping
+        every, made = [], []
+        for kernel in self.launches:
+            parameters = kernel.parameters(pointers, workspace, counter)
+            every.append(kernel.launch(parameters, *how))
+            made.append(parameters)
+        self._kept[key] = kept = Launches(tuple(every), tuple(made))
+        return kept
 
 
 def _prepare_kernel(

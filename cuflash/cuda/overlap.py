@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Callable
+from typing import Any
 
 from ..bounded_cache import BoundedCache
+from .prepared_kernel import Launch, Overlapping
 
 __all__ = ["overlapping_launch"]
 
 #: CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION.
 _OVERLAPS = 6
-#: The number of sizes and streams whose launches are kept.
+#: The number of sizes and streams whose configurations are kept.
 _KEPT = 256
 
 _Numbers = ctypes.c_uint * 3
@@ -37,30 +38,32 @@ class _Config(ctypes.Structure):
     )
 
 
-@functools.cache
-def overlapping_launch() -> Callable[[int, tuple[int, ...], int, int], int] | None:
-    """Return a function that launches a kernel and returns CUDA's error; None without a driver.
+#: The one attribute, which lives as long as the process.
+_ATTRIBUTE = _Attribute(_OVERLAPS, 0, (1,))
+_ATTRIBUTE_ADDRESS = ctypes.addressof(_ATTRIBUTE)
 
-    The function takes the kernel, its grid, block and bytes of shared memory, the stream,
-    and the address of the addresses of the parameters.
+
+@functools.cache
+def overlapping_launch() -> Overlapping | None:
+    """Return a function that makes such launches; None without a driver that has them.
+
+    A launch has all its arguments and returns CUDA's error.
     """
     try:
         function = ctypes.CDLL("libcuda.so.1").cuLaunchKernelEx
     except (OSError, AttributeError):
         return None
-    function.argtypes = [ctypes.c_void_p] * 4
-    attribute = _Attribute(_OVERLAPS)
-    attribute.value[0] = 1
-    attributes = ctypes.addressof(attribute)
-    # A configuration and its address: making one takes longer than to call the function.
-    kept: BoundedCache[tuple[tuple[int, ...], int], tuple[_Config, int]] = BoundedCache(_KEPT)
 
-    def launch(handle: int, shape: tuple[int, ...], stream: int, parameters: int) -> int:
-        found = kept.get((shape, stream))
-        if found is None:
-            config = _Config(shape[:3], shape[3:6], shape[6], stream, attributes, 1)
-            kept[shape, stream] = found = config, ctypes.addressof(config)
-        return int(function(found[1], handle, parameters, None))
+    # Making a configuration takes longer than the rest of a launch.
+    kept: BoundedCache[tuple[tuple[int, ...], int], Any] = BoundedCache(_KEPT)
 
-    launch.__dict__["attribute"] = attribute  # it lives as long as the function
+    def launch(handle: int, shape: tuple[int, ...], stream: int, parameters: int) -> Launch:
+        config = kept.get((shape, stream))
+        if config is None:
+            config = _Config(shape[:3], shape[3:6], shape[6], stream, _ATTRIBUTE_ADDRESS, 1)
+            kept[shape, stream] = config
+        # References keep what they refer to, and a call takes them quicker than numbers.
+        where = ctypes.c_void_p(handle), ctypes.c_void_p(parameters)
+        return functools.partial(function, ctypes.byref(config), *where, None)
+
     return launch

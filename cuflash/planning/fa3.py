@@ -8,18 +8,19 @@ from dataclasses import replace
 from ..errors import UnsupportedError, install
 from ..features.packed_group import with_packed_group
 from .argument_gradients import ArgumentGradients
+from .backward_head_group import backward_head_group, is_uneven
 from .block_bits import bits_of_tiles
 from .decision import Algorithm, Plan
 from .device import DeviceLimits
 from .fa3_choice import chosen_tile
 from .fa3_few import few_plan
 from .fa3_short import short_plan
-from .head_groups import even_head_group, head_group_of, taking_turns, whole_entries
+from .head_groups import even_head_group, whole_entries
 from .hopper import ARCHITECTURE, for_hopper
 from .item_lists import ItemLists
 from .kernel import KernelConfig, KernelLaunch, kernel_config, lay_out
 from .key_chunks import KeyChunks
-from .key_parts import KeyParts, parts_of
+from .key_parts import ONE_PART, KeyParts, Parts, parts_of
 from .overlapping import overlapping
 from .problem import DTYPES, AttentionProblem
 from .row_order import RowOrder
@@ -33,13 +34,6 @@ __all__ = ["OLDEST_NVRTC", "fa3_plan", "needs_newer_compiler"]
 #: The first version that takes a second -arch option: sm_90a beside the one that CuPy gives.
 OLDEST_NVRTC = (12, 9)
 
-#: Most kv heads in a head group, backward. A hundred heads of 512 keys at a time made single runs a
-#: tenth slower: their sums of dQ do not fit in L2 beside Q and dO. See bench/NOTES.md.
-_MOST_HEADS_IN_GROUP = 8
-#: The same for packed sequences. Their heads have many tiles, and with larger head groups blocks
-#: would clear the sums of few heads: ``statistics`` clears those of the first head groups.
-_MOST_PACKED_HEADS_IN_GROUP = 2
-
 #: Tickets are 32-bit numbers, and exceed the number of tiles by up to the number of blocks.
 _MOST_TILES = 2**30
 
@@ -50,17 +44,17 @@ def fa3_plan(
     blocks: tuple[int, int] | None,
     rejected: tuple[tuple[Algorithm, str], ...],
     tile: fa3.Fa3Tile | None = None,
-    parts: int | None = None,
+    parts: Parts | None = None,
     kv_chunk: int | None = None,
 ) -> Plan:
     """Return the plan of a forward or backward pass.
 
     Forward: one or more blocks for every multiprocessor draw the q tiles of all heads.
 
-    Backward: a block for each kv tile of each head, or for a part of its query heads.
+    Backward: a block for each kv tile of each head, or for a part of its query heads or steps.
 
-    ``tile`` replaces the chosen one, for comparisons of tiles, and ``parts``
-    replaces the number of blocks that share a kv tile.
+    ``tile`` and ``parts`` replace the chosen tile and the way in which blocks share a
+    kv tile, for comparisons.
     """
     reason = _why_not(problem, limits)
     if reason is not None:
@@ -143,7 +137,7 @@ def _forward(
     if tiles > _MOST_TILES:
         raise UnsupportedError(f"fa3 would need {tiles:,} tiles, it can count {_MOST_TILES:,}")
     head_group = 1
-    if _uneven(problem):  # otherwise tiles take about equal time, and groups of one head suffice
+    if is_uneven(problem):  # otherwise tiles take about equal time, and groups of one head suffice
         head_group = even_head_group(problem, limits)
     head_group = whole_entries(problem, head_group)
     grid = min(tiles, limits.num_sms * tile.blocks_per_sm)
@@ -182,25 +176,20 @@ def _backward(
     tile: fa3.Fa3BackwardTile,
     reason: str,
     rejected: tuple[tuple[Algorithm, str], ...],
-    parts: int | None,
+    parts: Parts | None,
 ) -> Plan:
     _check_pair_sums(problem, tile)
-    if problem.sequences:
-        tile = replace(tile, kv_tiles_per_convert_block=0)
-        parts = 1
-    tiles = problem.tiles(problem.seqlen_kv, tile.block_kv)
-    at_once = limits.num_sms * tile.footprint.blocks_per_sm
-    keys = KeyParts(problem, limits, tile, parts or parts_of(problem, tile, at_once))
-    seen = keys.seen
-    tile = replace(tile, stays=_stays(problem, tile, keys.parts))
+    tile, shared = _with_parts(problem, limits, tile, parts)
+    keys = KeyParts(problem, limits, tile, shared)
     bits = bits_of_tiles(problem, limits, fa3.ARITHMETIC, tile.block_q, tile.block_kv)
     constants = tile.constants(bits.of_each_tile) | keys.constants | bits.constants
-    head_group = _backward_head_group(seen, limits, tile, tiles)
-    heads = problem.batch * seen.heads_kv
-    rounds = tile.kv_tiles_per_convert_block
-    order = RowOrder(heads, tiles, head_group, rounds, limits.num_sms, not tile.stays)
+    tiles = problem.tiles(problem.seqlen_kv, tile.block_kv)
+    head_group = backward_head_group(problem, limits, tile, tiles, shared)
+    heads, rounds = problem.batch * keys.heads, tile.kv_tiles_per_convert_block
+    clears = not (tile.stays or shared.cut)
+    order = RowOrder(heads, tiles, head_group, rounds, limits.num_sms, clears)
     turns = _counters(tile)
-    cleared = order.heads_ahead * seen.group
+    cleared = order.heads_ahead * problem.group // keys.parts
     rows = RowSteps(problem, limits, "fa3", fa3.ARITHMETIC, tile.head_dim, turns, cleared)
     main = _backward_launch(problem, limits, tile, constants, order, (*keys.arguments, rows.rows))
     every = (rows.before, main) if tile.kv_tiles_per_convert_block else rows.around(main)
@@ -215,6 +204,22 @@ def _backward(
     workspace = tuple(lay_out(sizes))
     reason += keys.said
     return Plan(problem, "cuda", "fa3", tile, reason, rejected, launches, workspace)
+
+
+def _with_parts(
+    problem: AttentionProblem,
+    limits: DeviceLimits,
+    tile: fa3.Fa3BackwardTile,
+    parts: Parts | None,
+) -> tuple[fa3.Fa3BackwardTile, Parts]:
+    """Return the tile for these lengths, and how blocks share a kv tile."""
+    if problem.sequences:
+        return replace(tile, kv_tiles_per_convert_block=0), ONE_PART
+    at_once = limits.num_sms * tile.footprint.blocks_per_sm
+    shared = parts or parts_of(problem, tile, at_once)
+    if shared.cut:  # no block has all rows of a head
+        tile = replace(tile, kv_tiles_per_convert_block=0)
+    return replace(tile, stays=_stays(problem, tile, shared.number)), shared
 
 
 def _backward_launch(
@@ -271,28 +276,10 @@ def _check_pair_sums(problem: AttentionProblem, tile: fa3.Fa3BackwardTile) -> No
         )
 
 
-def _backward_head_group(
-    problem: AttentionProblem, limits: DeviceLimits, tile: fa3.Fa3BackwardTile, tiles: int
-) -> int:
-    """Return the number of kv heads in a head group."""
-    per_sm = tile.footprint.blocks_per_sm
-    if tile.ordered:
-        return taking_turns(problem.batch * problem.heads_kv, tiles, limits.num_sms * per_sm)
-    if _uneven(problem):
-        most = _MOST_PACKED_HEADS_IN_GROUP if problem.sequences else _MOST_HEADS_IN_GROUP
-        return head_group_of(problem, limits, tiles, per_sm, most)
-    return 1  # tiles take about equal time, and groups of one head suffice
-
-
-def _uneven(problem: AttentionProblem) -> bool:
-    """Return whether some tiles may take much longer than others."""
-    return problem.mask == "causal" or problem.hides_tiles
-
-
 def _counters(tile: fa3.Fa3BackwardTile) -> int:
     """Return the number of counters for every block of ``statistics``, which has rows of one head.
 
     There are at most two for every kv head or part of one, and with ordered sums one more for
-    every q tile.
+    every q tile. Blocks that cut steps use none.
     """
     return 2 + steps.ROWS // tile.block_q * tile.ordered

@@ -1,8 +1,10 @@
-"""Divides the query heads of a kv tile among blocks, and adds their partial gradients."""
+"""Divides the steps of a kv tile among blocks, and adds their partial gradients."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from .device import DeviceLimits
 from .kernel import KernelLaunch, kernel_config
@@ -12,26 +14,62 @@ from .tiles import fa3
 from .tiles.common import ceil_div
 from .tiles.sum_parts import SUM_COLUMNS, SUM_ROWS, SumTile
 
-__all__ = ["KeyParts", "parts_of"]
+__all__ = ["ONE_PART", "KeyParts", "Parts", "kinds_of_parts", "parts_of"]
 
-#: Time of a block's begin and end, in steps: a step is a q tile of a query head and a kv tile.
-_STEPS_OF_BLOCK = 2
-#: Fraction of the longest block's steps that is added as tail. Blocks run longest first.
-_OF_LONGEST = 1 / 3
-#: Time to write, read and add one partial tile, in steps of a multiprocessor:
-#: 8 bytes a number at 4 TB/s against products at 600 TFLOP/s.
-_STEPS_OF_PART = 0.028
-#: Largest cost, relative to that without parts, for which parts are worth one more kernel.
+#: Microseconds of a step of 64 queries and 128 keys in heads of 128, on an H200; a step of
+#: another tile takes as long as its products. This and the times below are fitted to measured
+#: times: see "Steps in parts" in ``bench/NOTES.md``.
+_STEP = 2.1
+#: Microseconds of a pass beside its blocks.
+_FIXED = 10.0
+#: Time of a block's begin and end, in steps.
+_STEPS_OF_BLOCK = 1.5
+#: Fraction of the longest block's steps that is added as tail. Blocks run longest first. The
+#: second one is for wide heads, whose warpgroups share the keys of a tile.
+_OF_LONGEST, _OF_LONGEST_WIDE = 0.15, 0.3
+#: Microseconds of the kernel that adds partial tiles, beside its memory accesses.
+_SUM = 3.0
+#: Bytes a microsecond at which partial tiles are written and read.
+_PARTS_RATE = 3.1e6
+#: Bytes of a sum of dQ that other kernels clear and read, and of dq, where steps are cut; and the
+#: bytes a microsecond.
+_BYTES_OF_SUM, _SUMS_RATE = 10, 4e6
+#: Largest time, relative to that without parts, for which parts are worth one more kernel.
 _WORTH = 0.95
+#: Most blocks that cut the steps of a kv tile.
+_MOST_CUTS = 32
+#: Rounds of kv tiles from which on there are no parts, whatever their steps are.
+_MANY_ROUNDS = 64
 
 
-def parts_of(problem: AttentionProblem, tile: fa3.Fa3BackwardTile, at_once: int) -> int:
-    """Return the number of blocks that share a kv tile, with equally many query heads each.
+class Parts(NamedTuple):
+    """How blocks share a kv tile.
+
+    Attributes
+    ----------
+    number
+        Blocks for each kv tile; 1: a block has the whole tile.
+    cut
+        Each block has an equal share of the steps over all query heads, wherever it begins and
+        ends. Otherwise each has equally many whole query heads.
+    """
+
+    number: int
+    cut: bool = False
+
+
+#: A block has a whole kv tile.
+ONE_PART = Parts(1)
+
+
+def parts_of(problem: AttentionProblem, tile: fa3.Fa3BackwardTile, at_once: int) -> Parts:
+    """Return how blocks share a kv tile.
 
     For example, 32 query heads on one kv head, two batch entries and 64 tiles give 128
     blocks of very unequal length for 132 multiprocessors: one block computes the
-    longest tile for all heads long after others have ended. ``bench/NOTES.md``
-    compares the predicted and measured times.
+    longest tile for all heads long after others have ended. One head of 4096 keys has 32
+    tiles, which leave 100 multiprocessors idle. ``bench/NOTES.md`` compares the predicted
+    and measured times.
 
     Parameters
     ----------
@@ -42,26 +80,83 @@ def parts_of(problem: AttentionProblem, tile: fa3.Fa3BackwardTile, at_once: int)
     at_once
         Number of blocks that run at a time.
     """
-    heads, group = problem.batch * problem.heads_kv, problem.group
-    if group == 1:
-        return 1
-    lengths = _lengths(problem, tile)
-    longest, total = max(lengths, default=0), heads * group * sum(lengths)
-    equal = min(lengths, default=0) == longest
-    if total == 0:
-        return 1
+    tiles = problem.tiles(problem.seqlen_kv, tile.block_kv)
+    if problem.batch * problem.heads_kv * tiles > _MANY_ROUNDS * at_once:
+        return ONE_PART
+    steps = _StepsOfTiles.of(_lengths(problem, tile))
+    if problem.batch * problem.heads_q * steps.total == 0:
+        return ONE_PART
+    times = {p: _time(p, problem, tile, steps, at_once) for p in _choices(problem)}
+    best = min(times, key=lambda parts: times[parts])  # the first of equals
+    return best if times[best] < _WORTH * times[ONE_PART] else ONE_PART
 
-    def cost(parts: int) -> float:
-        """Return the predicted time, in steps."""
-        blocks, block = heads * len(lengths) * parts, longest * group // parts + _STEPS_OF_BLOCK
-        sums = _STEPS_OF_PART * blocks * (parts > 1)
-        if equal:  # blocks run in rounds
-            return ceil_div(blocks, at_once) * block + sums
+
+class _StepsOfTiles(NamedTuple):
+    """The steps of a query head in the kv tiles."""
+
+    tiles: int
+    shortest: int  # the fewest steps of a tile
+    longest: int
+    total: int
+
+    @classmethod
+    def of(cls, lengths: list[int]) -> _StepsOfTiles:
+        """Return the steps of tiles with these numbers of q tiles."""
+        least, most = min(lengths, default=0), max(lengths, default=0)
+        return cls(len(lengths), least, most, sum(lengths))
+
+
+def _time(
+    parts: Parts,
+    problem: AttentionProblem,
+    tile: fa3.Fa3BackwardTile,
+    of_tiles: _StepsOfTiles,
+    at_once: int,
+) -> float:
+    """Return the predicted microseconds of a pass."""
+    heads = problem.batch * problem.heads_kv
+    block = ceil_div(of_tiles.longest * problem.group, parts.number) + _STEPS_OF_BLOCK
+    blocks = heads * of_tiles.tiles * parts.number
+    if of_tiles.shortest == of_tiles.longest:  # blocks run in rounds
+        steps = ceil_div(blocks, at_once) * block
+    else:
+        total = heads * problem.group * of_tiles.total
         share = (total + _STEPS_OF_BLOCK * blocks) / at_once
-        return max(block, share + _OF_LONGEST * block) + sums
+        tail = _OF_LONGEST_WIDE if tile.block_kv == fa3.ROWS else _OF_LONGEST
+        steps = max(block, share + tail * block)
+    products = tile.block_q * tile.block_kv * (3 * tile.head_dim + 2 * tile.head_dim_v)
+    time = _FIXED + _STEP * steps * products / (64 * 128 * 128 * 5)
+    if parts.number > 1:
+        numbers = blocks * tile.block_kv * (tile.head_dim + tile.head_dim_v)
+        time += _SUM + 8 * numbers / _PARTS_RATE
+    if parts.cut:
+        rows = problem.batch * problem.heads_q * problem.seqlen_q
+        time += rows * tile.head_dim * _BYTES_OF_SUM / _SUMS_RATE
+    return time
 
-    best = min((p for p in range(1, group + 1) if group % p == 0), key=cost)  # the first of equals
-    return best if cost(best) < _WORTH * cost(1) else 1
+
+def _choices(problem: AttentionProblem) -> Iterator[Parts]:
+    """Yield the possible ways to share a kv tile, those without cuts first."""
+    group = problem.group
+    yield from (Parts(n) for n in range(1, group + 1) if group % n == 0)
+    if _may_cut(problem):
+        yield from (Parts(n, cut=True) for n in range(2, _MOST_CUTS + 1))
+
+
+def kinds_of_parts(problem: AttentionProblem) -> Iterator[Parts]:
+    """Yield one way to share a kv tile for each kernel that such a problem may have."""
+    yield from dict.fromkeys((ONE_PART, Parts(problem.group)))
+    if _may_cut(problem):
+        yield Parts(2, cut=True)
+
+
+def _may_cut(problem: AttentionProblem) -> bool:
+    """Return whether blocks may begin and end inside of a query head.
+
+    In a fixed order a block could wait for one that does not run yet. Features have not been
+    tried with cuts: some sum gradients by head, or list the steps of a tile.
+    """
+    return not (problem.uses or problem.deterministic)
 
 
 def _lengths(problem: AttentionProblem, tile: fa3.Fa3BackwardTile) -> list[int]:
@@ -83,38 +178,44 @@ class KeyParts:
         The problem, and the limits of the device.
     tile
         The tile of the main kernel.
-    parts
-        Number of blocks that share a kv tile; 1: a block writes the gradients itself.
+    shared
+        How blocks share a kv tile. With one part a block writes the gradients itself.
     """
 
     problem: AttentionProblem
     limits: DeviceLimits
     tile: fa3.Fa3BackwardTile
-    parts: int
+    shared: Parts
 
     @property
-    def seen(self) -> AttentionProblem:
-        """The problem of the main kernel: every part is a kv head."""
-        return replace(self.problem, heads_kv=self.problem.heads_kv * self.parts)
+    def parts(self) -> int:
+        """Number of blocks that share a kv tile."""
+        return self.shared.number
+
+    @property
+    def heads(self) -> int:
+        """Kv heads of the main kernel, which takes every part for a kv head."""
+        return self.problem.heads_kv * self.parts
 
     @property
     def said(self) -> str:
         """The text that follows the plan's reason."""
         if self.parts == 1:
             return ""
-        return f"; {self.parts} blocks share the query heads of a kv tile, as kv tiles are few"
+        what = "steps" if self.shared.cut else "query heads"
+        return f"; {self.parts} blocks share the {what} of a kv tile, as kv tiles are few"
 
     @property
     def constants(self) -> dict[str, int]:
         """Constants of the main kernel."""
-        return {"parted": int(self.parts > 1)}
+        return {"parted": int(self.parts > 1), "cut": int(self.shared.cut)}
 
     @property
     def arguments(self) -> list[tuple[str, int]]:
         """Arguments of the main kernel."""
         if self.parts == 1:
             return []
-        return [("heads_kv", self.seen.heads_kv), *self._both]
+        return [("heads_kv", self.heads), *self._both]
 
     @property
     def _both(self) -> tuple[tuple[str, int], ...]:
@@ -130,7 +231,7 @@ class KeyParts:
         """Buffers of the workspace and their bytes."""
         if self.parts == 1:
             return []
-        rows = self.problem.batch * self.seen.heads_kv * self.padded_keys
+        rows = self.problem.batch * self.heads * self.padded_keys
         widths = {"dk_parts": self.tile.head_dim, "dv_parts": self.tile.head_dim_v}
         return [(name, 4 * rows * width) for name, width in widths.items()]
 

@@ -34,7 +34,8 @@ class RowOrder:
         Multiprocessors, each with a block at a time.
     clears
         Whether blocks clear sums of later blocks. If a block computes several kv
-        tiles, it does not: it would wait for a block that may not run yet.
+        tiles, it does not: it would wait for a block that may not run yet. Nor does
+        it if several blocks cut the steps of a tile: none has all rows of a head.
     """
 
     heads: int

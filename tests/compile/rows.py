@@ -24,6 +24,7 @@ from ..turns import has_turn
 from .featured import FEATURED, featured_problems
 from .few import few_calls
 from .few_rows import few_row_calls
+from .parts import part_calls
 from .short import short_calls
 from .spills import BLOCK_MASK_SPILLS, LENGTHS_SPILLS, TEXT_SPILLS, WIDE_VALUES_SPILLS
 from .split import SplitCall, split_calls
@@ -43,17 +44,17 @@ LONG, SHORT = 100_000, 1000
 SPILLS = {
     "sm_90-fa3-backward-bfloat16-d192-causal-dv128-softcap-bfloat16-64x128": 8,
     "sm_90-fa3-forward-float16-d64-causal-softcap-float16-192x128": 8,
-    "sm_90-fa3-backward-bfloat16-d64-band-128x128-ordered": 112,
-    "sm_90-fa3-backward-bfloat16-d64-band-128x128-converts32-ordered": 112,
+    "sm_90-fa3-backward-bfloat16-d64-band-128x128-ordered": 116,
+    "sm_90-fa3-backward-bfloat16-d64-band-128x128-converts32-ordered": 116,
     "sm_90-fa3-backward-bfloat16-d128-causal-alibi-bfloat16-0-64x128": 24,
-    "sm_90-fa3-backward-bfloat16-d128-full-alibi-bfloat16-1-64x128": 24,
+    "sm_90-fa3-backward-bfloat16-d128-full-alibi-bfloat16-1-64x128": 28,
     "sm_90-fa3-backward-bfloat16-d192-causal-dv128-alibi-bfloat16-1-64x128": 40,
     "sm_90-fa3-backward-bfloat16-d64-causal-alibi-bfloat16-0-128x128": 88,
     "sm_90-fa3-backward-bfloat16-d64-full-alibi-bfloat16-1-128x128-ordered": 260,
     "sm_90-fa3-backward-float16-d64-band-alibi-float16-1-128x128-converts32": 200,
     "sm_90-fa3-backward-bfloat16-d128-causal-bias-float32-bfloat16-1-1-64x128": 8,
     "sm_90-fa3-backward-bfloat16-d64-causal-bias-bfloat16-bfloat16-1-1-128x128": 52,
-    "sm_90-fa3-backward-float16-d64-band-bias-float16-float16-0-0-128x128-converts32": 112,
+    "sm_90-fa3-backward-float16-d64-band-bias-float16-float16-0-0-128x128-converts32": 116,
     "sm_90-fa3-forward-bfloat16-d128-causal-bias-float32-bfloat16-1-1-192x80": 8,
     # With a mask the load role, which walks along lists, spills if there is no bias or order.
     "sm_90-fa3-backward-bfloat16-d128-causal-bias-float32-bfloat16-0-1"
@@ -136,9 +137,9 @@ def _fa3_problems() -> Iterator[AttentionProblem]:
             yield replace(of, deterministic=deterministic, seqlen_kv=keys)
         if row.stays_until:  # tiles of two steps, in one block after the other
             yield replace(of, heads_kv=of.heads_q, seqlen_q=2 * row.block_q)
-        for heads in (of.heads_kv, of.heads_q) if row.lengths[1] else ():  # in parts, and whole
+        if row.lengths[1]:  # many heads, whose tiles have no parts
             most = row.lengths[1]
-            yield replace(of, heads_kv=heads, seqlen_q=most, seqlen_kv=most)
+            yield replace(of, batch=plain.batch, seqlen_q=most, seqlen_kv=most)
 
 
 def _rare_fa3_problems() -> Iterator[AttentionProblem]:
@@ -181,6 +182,7 @@ def rows(architecture: str) -> dict[str, KernelConfig]:
     if architecture == "90":
         found = _both(found, _named(architecture, few_calls(_few()), ()))
         found = _both(found, _named(architecture, short_calls(_few()), ()))
+        found = _both(found, _named(architecture, part_calls(_few()), ()))
     return found
 
 
@@ -281,7 +283,7 @@ def _constants(c: KernelConfig) -> list[str]:
         parts.append("ordered")
     if c.kernel == "list_items":
         parts.append(f"of-{constants['block']}")
-    named = ("parted", "stays", "merges_chunks")
+    named = ("parted", "cut", "stays", "merges_chunks")
     named = ("rows_of_keys", "one_row") if c.kernel in summaries else named
     named = ("rows_of_keys", "last_first") if c.kernel == "list_items" else named
     parts += [name for name in named if constants.get(name)]

@@ -41,7 +41,7 @@ TEXT_SPILLS = {
     "sm_90-fa3-backward-bfloat16-d128-causal-score_mod-bfloat16-28b03568-alibi-bfloat16-1"
     "-64x128": 120,
     "sm_90-fa3-backward-bfloat16-d128-full-score_mod-bfloat16-8f9d8ec7-mask-bfloat16-1-1"
-    "-64x128": 52,
+    "-64x128": 80,
     "sm_90-fa3-backward-bfloat16-d192-causal-dv128-score_mod-bfloat16-8f9d8ec7-64x128": 16,
     "sm_90-fa3-forward-bfloat16-d192-causal-dv128-score_mod-bfloat16-8f9d8ec7-128x128": 24,
     "sm_90-fa3-forward-bfloat16-d256-causal-score_mod-bfloat16-8f9d8ec7-128x64": 24,

@@ -8,7 +8,7 @@ from unittest import mock
 import pytest
 
 from cuflash import calls
-from cuflash.planning import fa2, fa3
+from cuflash.planning import backward_head_group, fa2, fa3
 
 from ..kit.case import Case
 from ..kit.compare import compare
@@ -23,8 +23,8 @@ def _of_three() -> Iterator[None]:
     calls.forget()
     with (
         mock.patch.object(fa2, "head_group_of", return_value=3),
-        mock.patch.object(fa3, "head_group_of", return_value=3),
-        mock.patch.object(fa3, "taking_turns", return_value=3),
+        mock.patch.object(backward_head_group, "head_group_of", return_value=3),
+        mock.patch.object(backward_head_group, "taking_turns", return_value=3),
         mock.patch.object(fa3, "even_head_group", return_value=3),
     ):
         yield

@@ -70,6 +70,24 @@ def test_against_float64(cp: Any, dims: tuple[int, int], heads: tuple[int, int, 
                 _check(cp, replace(case, causal=True, q_offset=q_offset), ordered=True, parts=parts)
 
 
+@pytest.mark.parametrize("heads", [(1, 1, 2), (1, 1, 16), (4, 2, 3), (3, 3, 5)], ids=str)
+@pytest.mark.parametrize("dims", [(32, 32), *DIMS, (192, 192)], ids=str)
+def test_cut_steps_against_float64(
+    cp: Any, dims: tuple[int, int], heads: tuple[int, int, int]
+) -> None:
+    """Blocks begin and end inside of query heads; with 16 parts some have no steps."""
+    of_q, of_keys, parts = heads
+    with parts_forced(parts, cut=True):
+        for number, (lengths, q_offset) in enumerate((*LENGTHS, ((900, 260), 0))):
+            dtype = ("float16", "bfloat16")[number % 2]
+            case = Case(2, of_q, of_keys, *lengths, *dims, dtype, seed=number)
+            if lengths[0] <= 256 and dims[0] <= 128:
+                continue  # tiles for few queries have no parts
+            masked = replace(case, causal=True, q_offset=q_offset)
+            _check(cp, masked, ordered=False, parts=parts)
+            _check(cp, case, ordered=False, parts=parts)
+
+
 @pytest.mark.parametrize("dims", [(72, 8), (104, 128), (136, 40), (200, 136)], ids=str)
 def test_columns_that_do_not_fill_the_kernels_widths(cp: Any, dims: tuple[int, int]) -> None:
     with parts_forced(2):
@@ -116,11 +134,33 @@ def test_many_tiles_have_the_same_bits_again_and_with_jitter(
                 gradients.check("dq", gradients.last("dq", again[0]))
 
 
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("dims", DIMS, ids=str)
+def test_cut_steps_have_the_same_bits_again_and_with_jitter(
+    cp: Any, dims: tuple[int, int], causal: bool
+) -> None:
+    with parts_forced(3, cut=True):
+        case = Case(3, 4, 2, 700, 777, *dims, "bfloat16", causal=causal, seed=1)
+        gradients = Gradients(cp, case, False)
+        assert _parts(gradients.prepare()) == 3
+        first, again = gradients.first(), gradients.destinations()
+        for _ in range(5):
+            gradients.poison(again)
+            gradients.launch(again)
+            assert int(gradients.differ(again, first)) == 0
+        with jitter():
+            gradients.poison(again)
+            gradients.launch(again)
+            assert int(gradients.differ(again, first)) == 0
+
+
 def test_few_tiles_are_parted_and_many_are_not(cp: Any) -> None:
     """The plan's own rule decides."""
     few = Case(1, 8, 1, 300, 500, 128, 128, "bfloat16", causal=True, seed=1)
     many = replace(few, batch=120)
-    assert _parts(Gradients(cp, few).prepare()) == 8
+    one_head = replace(few, heads_q=1, seqlen_q=1500, seqlen_kv=1500)
+    assert _parts(Gradients(cp, few).prepare()) > 1
+    assert _parts(Gradients(cp, one_head).prepare()) > 1
     assert _parts(Gradients(cp, many).prepare()) == 1
-    for case in (few, many):
+    for case in (few, one_head, many):
         Gradients(cp, case).first()

@@ -56,6 +56,12 @@ class Kernels:
         return "bias" if staged else ""
 
     @property
+    def cut(self) -> bool:
+        """Whether parts may cut the steps of a kv tile: there are no features."""
+        few = self.sinks or self.softcap or self.alibi or self.bias or self.mask
+        return self.parted and not (few or self.window or self.dropout or self.written)
+
+    @property
     def groups(self) -> tuple[int, ...]:
         """Numbers of query heads for each kv head."""
         return (1,) if self.kept else (1, 2, 4, 3)
@@ -100,8 +106,9 @@ class Call:
         Arrays at addresses that are not multiples of their elements' size.
     host
         Whether the arrays are NumPy's, which the library copies to the device and back.
-    parts
-        Blocks that share a kv tile of FlashAttention-3's backward pass.
+    shared
+        The number of blocks that share a kv tile of FlashAttention-3's backward pass, and whether
+        they cut its steps, not only its query heads.
     turns
         The number of repetitions, with arrays at other places and on other streams.
     shift
@@ -124,7 +131,7 @@ class Call:
     host: bool = False
     odd: tuple[str, ...] = ()
     rows: Strides = CONTIGUOUS
-    parts: int = 1
+    shared: tuple[int, bool] = (1, False)
     stream: int = 0
     device: int = 0
     turns: int = 1

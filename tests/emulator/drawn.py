@@ -147,7 +147,7 @@ def calls(draw: st.DrawFn, kernels: Kernels) -> Call:
         host=host,
         odd=() if plain else draw(odd),
         rows=draw(rows),
-        parts=draw(st.sampled_from((1, 2, case.group))) if kernels.parted else 1,
+        shared=draw(_parts(kernels, case)),
         stream=draw(st.sampled_from((0, 0, 77, 78))),
         device=draw(st.sampled_from((0, 0, 0, 1))),
         turns=turns,
@@ -157,6 +157,14 @@ def calls(draw: st.DrawFn, kernels: Kernels) -> Call:
         mapped=kernels.mapped,
         **flags,
     )
+
+
+def _parts(kernels: Kernels, case: Case) -> st.SearchStrategy[tuple[int, bool]]:
+    """The number of blocks that share a kv tile, and whether they cut its steps."""
+    if not kernels.parted:
+        return st.just((1, False))
+    whole = [(number, False) for number in (1, 2, case.group)]
+    return st.sampled_from([*whole, *[(number, True) for number in (2, 3, 5)] * kernels.cut])
 
 
 def _named(kernels: Kernels) -> st.SearchStrategy[tuple[str, ...]]:

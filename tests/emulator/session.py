@@ -45,13 +45,15 @@ _TILES: dict[int, Callable[[], contextlib.AbstractContextManager[None]]] = {
 
 @contextlib.contextmanager
 def session_of(
-    kernels: Kernels, parts: int = 1, make: Callable[[Any], Any] = emulate
+    kernels: Kernels,
+    shared: tuple[int, bool] = (1, False),
+    make: Callable[[Any], Any] = emulate,
 ) -> Iterator[HostCupy]:
     """A stand-in for CuPy that runs these kernels."""
     rows = {2: (kernels.forward_row,)} if kernels.forward_row else {}
     with (
         mock.patch.dict(FORWARD, rows),
-        parts_forced(parts),
+        parts_forced(*shared),
         _TILES[kernels.kept](),
         host_cupy(kernels.architecture, kernels.num_sms, make) as host,
     ):
@@ -62,7 +64,7 @@ def check(kernels: Kernels, call: Call) -> None:
     """Run both passes of a call several times, with arrays at other places and on other streams."""
     x = call.inputs()
     truth, x = judge(call.case, x), call.killed(x)
-    with session_of(kernels, call.parts) as host:
+    with session_of(kernels, call.shared) as host:
         kept: list[Session] = []
         for turn in range(call.turns):
             # The first two turns have their own arrays; the last one has memory of the first.
@@ -94,8 +96,9 @@ def configs_of(kernels: Kernels) -> set[KernelConfig]:
     x |= arrays(case, *case.operands) if case.operands else {}
     wide = (False, True) if case.storage.itemsize == 2 and not kernels.plain else (False,)
     strided = (case,) if kernels.plain or kernels.algorithm == "fa3" else (case, odd)
-    for parts in (1, 2) if kernels.parted else (1,):
-        with session_of(kernels, parts, make) as host:
+    ways = [(1, False), *[(2, False)] * kernels.parted, *[(2, True)] * kernels.cut]
+    for shared in ways:
+        with session_of(kernels, shared, make) as host:
             named = dict.fromkeys((QKV, case.wrt))
             for w, one, wrt in itertools.product(wide, strided, named):
                 call = Call(one, wide=w, made=True, wrt=wrt, mapped=kernels.mapped)

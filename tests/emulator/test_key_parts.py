@@ -41,3 +41,31 @@ def test_against_float64(
     truth = judge(case, x)
     for name, got in zip(("dq", "dk", "dv"), grads, strict=True):
         compare(truth, name, got).check()
+
+
+@pytest.mark.parametrize("parts", [2, 3, 16])
+@pytest.mark.parametrize(
+    ("heads", "lengths", "q_offset"),
+    [((1, 1), (350, 300), -40), ((6, 2), (150, 300), 0), ((3, 3), (700, 130), None)],
+    ids=str,
+)
+@pytest.mark.parametrize(("dims", "dtype"), [*dict.fromkeys(k[:2] for k in _KERNELS)], ids=str)
+def test_cut_steps_against_float64(
+    dims: tuple[int, int],
+    dtype: str,
+    heads: tuple[int, int],
+    lengths: tuple[int, int],
+    q_offset: int | None,
+    parts: int,
+) -> None:
+    """Blocks begin and end inside of query heads; with 16 parts some have no steps."""
+    runner = EmulatedRunner("90", "fa3", num_sms=1)
+    causal = q_offset is not None
+    case = Case(2, *heads, *lengths, *dims, dtype, causal=causal, q_offset=q_offset, seed=1)
+    x = arrays(case, "q", "k", "v", "dout", "dlse")
+    with parts_forced(parts, cut=True):
+        saved = runner.forward(case, x["q"], x["k"], x["v"])
+        grads = runner.backward(case, x["dout"], x["q"], x["k"], x["v"], *saved, x["dlse"])
+    truth = judge(case, x)
+    for name, got in zip(("dq", "dk", "dv"), grads, strict=True):
+        compare(truth, name, got).check()

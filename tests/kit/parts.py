@@ -9,20 +9,22 @@ from unittest import mock
 
 from cuflash import calls
 from cuflash.planning import fa3
+from cuflash.planning.key_parts import Parts
 from cuflash.planning.problem import AttentionProblem
 
 __all__ = ["parts_forced"]
 
 
 @contextmanager
-def parts_forced(parts: int) -> Iterator[None]:
+def parts_forced(number: int, cut: bool = False) -> Iterator[None]:
     """Use this many parts of every group of query heads, or the nearest divisor of the group.
 
-    By default problems with enough tiles use one part, and small problems several.
+    With ``cut`` this many blocks cut the steps of every kv tile. By default problems with
+    enough tiles use one part, and small problems several.
     """
 
-    def parts_of(problem: AttentionProblem, *_: int) -> int:
-        return math.gcd(parts, problem.group)
+    def parts_of(problem: AttentionProblem, *_: object) -> Parts:
+        return Parts(number, cut=True) if cut else Parts(math.gcd(number, problem.group))
 
     with mock.patch.object(fa3, "parts_of", parts_of):
         calls.forget()

@@ -30,6 +30,7 @@ from . import (
     fa3_backward_parts,
     fa3_backward_rows,
     fa3_backward_serial,
+    fa3_cut,
     fa3_few,
     fa3_order,
     fa3_short,
@@ -106,6 +107,7 @@ BUGS = (
     *jax_caches.BUGS,
     *key_chunks.BUGS,
     *fa3_few.HOST,
+    *fa3_cut.HOST,
     *fa3_short.HOST,
     *fa3_stay.HOST,
 )
@@ -123,6 +125,7 @@ HOPPER_BUGS = (
 EMULATED_BUGS = (
     *fa3_order.BUGS,
     *fa3_few.BUGS,
+    *fa3_cut.BUGS,
     *fa3_short.BUGS,
     *fa3_stay.BUGS,
     *alibi.HOPPER,

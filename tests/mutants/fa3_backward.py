@@ -116,7 +116,7 @@ BUGS = (
     Bug(
         "dead queries keep what Q and dO hold",
         _MATH,
-        "return clear_dead(lse, c.shared.q[stage], c.shared.dout[stage]);",
+        "return clear_dead(state.place, lse, c.shared.q[stage], c.shared.dout[stage]);",
         "return 0;",
         GRADIENTS,
     ),
@@ -242,14 +242,14 @@ BUGS = (
     Bug(
         "dO keeps what dead queries hold",
         _WIDE,
-        "if (dead) dead_rows = math.clear_dead(lse, c.shared.dout[stage]);",
+        "if (dead) dead_rows = math.clear_dead(state.place, lse, c.shared.dout[stage]);",
         "",
         SHARED_GRADIENTS,
     ),
     Bug(
         "Q keeps what dead queries hold",
         _WIDE,
-        "if (dead) dead_rows = math.clear_dead(lse, c.shared.q[stage]);",
+        "if (dead) dead_rows = math.clear_dead(state.place, lse, c.shared.q[stage]);",
         "",
         SHARED_GRADIENTS,
     ),

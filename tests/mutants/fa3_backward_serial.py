@@ -137,7 +137,8 @@ _HIDDEN = (
     Bug(
         "a serial step keeps what Q and dO hold of dead queries",
         _SERIAL,
-        "if (dead) math.clear_dead(c.shared.lse[stage], c.shared.q[stage], c.shared.dout[stage]);",
+        "math.clear_dead(state.place, c.shared.lse[stage], c.shared.q[stage], "
+        "c.shared.dout[stage]);",
         "",
         SERIAL_GRADIENTS,
     ),

@@ -99,7 +99,7 @@ BUGS = (
     _bug(
         "dead queries do not count as such",
         _KERNEL,
-        "if (!__any_sync(0xffffffffu, dead)) return false;",
+        "if (!must_clear<Config>(c.shared.lse, c.seq, 0)) return false;",
         "return false;",
         "q",
     ),

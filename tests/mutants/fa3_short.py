@@ -129,7 +129,7 @@ BUGS = (
     _bug(
         "dead rows of Q and dO stay",
         _MATH,
-        "      if (tile == 0) clear_dead(q_tile);\n",
+        "if (tile == 0 && must_clear<Config>(lse, c.seq, place.query0)) clear_dead(q_tile);",
         "",
         "dead",
     ),

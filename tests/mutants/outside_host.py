@@ -125,8 +125,8 @@ HOST = (
     OutsideBug(
         "pointers_kept_without_names",
         "cuflash/addresses.py",
-        "key = (workspace, type(workspace), *pointers.items(), *map(type, pointers.values()))",
-        "key = (workspace, type(workspace), *pointers.values(), *map(type, pointers.values()))",
+        "key = (workspace, type(workspace), *pointers, *values, *map(type, values))",
+        "key = (workspace, type(workspace), *values, *map(type, values))",
         "host",
         "prepare(...).run with {q: a, k: b, ...} and then {k: a, q: b, ...}: the second launch has "
         "the addresses of the first.",
@@ -181,8 +181,8 @@ PLANNING = (
     OutsideBug(
         "parts_that_do_not_divide",
         "cuflash/planning/key_parts.py",
-        "best = min((p for p in range(1, group + 1) if group % p == 0), key=cost)",
-        "best = min(range(1, group + 1), key=cost)",
+        "yield from (Parts(n) for n in range(1, group + 1) if group % n == 0)",
+        "yield from (Parts(n) for n in range(1, group + 1))",
         "planning",
         "fa3 backward, one kv head for many query heads: a number of parts that does not divide "
         "them leaves some out.",

@@ -38,8 +38,8 @@ from ..architectures import LIMITS
 def test_the_digest_is_of_every_kernel_of_the_plan(which: tuple[str, str]) -> None:
     """Also of the plans of few queries and of short heads."""
     found = set()
-    for heads_kv, keys in ((1, 64), (2, 64), *[(2, 4096)] * (which[1] == "backward")):
-        sizes = 1, 2, heads_kv, 64, keys, 64, 64
+    for heads_kv, keys in ((1, 64), (16, 64), *[(16, 4096)] * (which[1] == "backward")):
+        sizes = 1, 16, heads_kv, 64, keys, 64, 64
         wanted = AttentionProblem(which[1], *sizes, "float16", "float16", "full", 1.0, 0)
         wanted = replace(wanted, alignment="tensor_map")
         launches = plan(wanted, LIMITS["90"], algorithm=which[0]).launches
@@ -65,7 +65,7 @@ def test_the_digest_is_of_every_file_that_a_feature_brings(
     algorithm, op = which
     if op == "forward" and "dbias" in extra:
         return
-    case = Case(op, "bfloat16", 1, 2, 1, 64, 64, 64, 64, False, algorithm, **extra)
+    case = Case(op, "bfloat16", 1, 16, 1, 64, 64, 64, 64, False, algorithm, **extra)
     launches = _launches(case)
     kernels = {(launch.config.generation, launch.config.kernel) for launch in launches}
     added = [kernels_of(feature, algorithm, op) for feature in case.features]

@@ -150,14 +150,23 @@ def test_the_vjp_takes_a_keyword_to_both_passes(
         assert (given[1][2]["dout"], given[1][2]["dlse"]) == (dout, dlse)
         _check_arrays(given, own_array)
         is_array = inspect.isfunction(value) and name != "score_mod"
-        for operation, keywords, _ in given:
+        for operation, keywords, of_pass in given:
             own = None if is_array else _name_in(operation, name)
-            for keyword, got in keywords.items():
-                of_function = inspect.signature(PASSES[operation]).parameters[keyword].default
-                asked = passed if keyword == own else others.get(keyword, of_function)
+            for keyword, default in _plain(operation, of_pass, keywords):
+                asked = passed if keyword == own else others.get(keyword, default)
                 asked = getattr(own_array.get(keyword), "block", asked)
+                got = keywords.get(keyword, default)
                 assert got == (keyword == "return_lse" or asked), (operation, keyword)
         assert [operation for operation, *_ in given] == ["forward", "backward"]
+
+
+def _plain(operation: str, arrays: Any, keywords: Any) -> Iterator[tuple[str, Any]]:
+    """The optional arguments of a pass that are no arrays of this call, and their defaults."""
+    assert keywords.keys() <= inspect.signature(PASSES[operation]).parameters.keys()
+    for name, parameter in inspect.signature(PASSES[operation]).parameters.items():
+        optional = parameter.default is not inspect.Parameter.empty
+        if optional and (name in keywords or name not in arrays):
+            yield name, parameter.default
 
 
 def _passed(name: str, value: Any) -> Any:

@@ -214,12 +214,15 @@ def test_whether_blocks_share_keys_depends_on_heads_that_nobody_gave(
     asked = {"operation": "backward", "mask": "causal", "q_offset": lengths[1] - lengths[0]}
     asked |= {"seqlen_q": lengths[0], "seqlen_kv": lengths[1]}
     kinds = set()
-    for batch, heads_q, heads_kv in ((1, 2, 1), (1, 64, 2), (1, 64, 1), (90, 64, 2), (9, 7, 7)):
+    some_heads = ((1, 1, 1), (1, 2, 1), (1, 64, 2), (1, 64, 1), (90, 64, 2), (9, 7, 7))
+    for batch, heads_q, heads_kv in some_heads:
         heads = {"batch": batch, "heads_q": heads_q, "heads_kv": heads_kv}
         chosen = plan(replace(some, **asked, **heads), LIMITS["90"])
-        kinds.add(len(chosen.launches))
+        constants = dict(chosen.launches[1].config.constants)
+        kinds.add((constants.get("parted", 0), constants.get("cut", 0)))
         assert {launch.config for launch in chosen.launches} <= listed, heads
-    assert len(kinds) == 2, "with parts and without"
+    few = lengths[0] <= 128  # then blocks keep the queries, or steps are cut
+    assert kinds == {(0, 0), (1, 1), *[(1, 0)] * (not few)}, "whole, cut, and in parts"
 
 
 def test_packed_sequences_come_with_nothing_that_is_refused_beside_them() -> None:

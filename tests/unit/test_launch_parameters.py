@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import math
+import weakref
 from itertools import product
 from typing import Any, cast
 
@@ -12,10 +14,11 @@ import pytest
 
 import cuflash
 from cuflash.cuda import launch
-from cuflash.cuda.launch import Places, PreparedKernel, PreparedPlan
+from cuflash.cuda.launch import PreparedPlan
+from cuflash.cuda.prepared_kernel import Places, PreparedKernel
 from cuflash.cuda.tensor_map import WORDS, TensorMapEncoder
 
-from .fake_device import ADDRESS, FakeDevice, fake_device
+from .fake_device import ADDRESS, FakeDevice, device_array, fake_device
 
 __all__ = ["fake_device"]
 
@@ -98,6 +101,36 @@ def test_another_workspace_or_counter_has_others(fake_device: FakeDevice, monkey
         plan.run(_addresses(plan), workspace, 0)
     assert [int(one["tile_counter"]) for one in fake_device.launched] == [7, 8, 8]
     assert len(plan._kept) == 3
+
+
+def test_another_stream_has_other_launches(fake_device: FakeDevice) -> None:
+    plan = _plan()
+    streams = [0, 77, 1, 77, 0]
+    for stream in streams:
+        plan.run(_addresses(plan), ADDRESS, stream)
+    assert [stream for _, stream in fake_device.queued] == streams
+    assert len(plan._kept) == 3
+
+
+def test_what_is_no_stream_spoils_no_later_launch(fake_device: FakeDevice) -> None:
+    plan = _plan()
+    wrong: Any = 77.0
+    with pytest.raises(TypeError):
+        plan.run(_addresses(plan), ADDRESS, wrong)
+    plan.run(_addresses(plan), ADDRESS, 77)
+    with pytest.raises(TypeError):  # though an equal number is kept
+        plan.run(_addresses(plan), ADDRESS, wrong)
+    assert fake_device.queued == [(0, 77)]
+
+
+def test_a_kept_launch_keeps_no_array(fake_device: FakeDevice) -> None:
+    """Only its own parameters, and the driver's function."""
+    arrays = [device_array(SHAPE) for _ in range(3)]
+    cuflash.attention(*arrays)
+    references = [weakref.ref(array) for array in arrays]
+    del arrays
+    gc.collect()
+    assert [reference() for reference in references] == [None] * 3
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,15 @@ def test_a_head_group_is_of_kv_heads_and_of_what_their_queries_take() -> None:
     assert head_group_of(wanted, HOPPER, tiles, 1) == 2
 
 
+def test_kv_heads_whose_queries_leave_l2_come_in_twos() -> None:
+    """Q and dO of eight query heads of 8192 rows take 33 MB; of 512 rows they fit."""
+    large = {"batch": 2, "heads_q": 64, "heads_kv": 8, "width": 128}
+    assert HOPPER.l2 // 2 < 8192 * 8 * 256 * 2
+    assert _head_group(**large, seqlen=8192)[0] == 2
+    assert _head_group(**large, seqlen=512)[0] == 8
+    assert _head_group(**large | {"heads_q": 32}, seqlen=8192)[0] == 4
+
+
 def test_without_a_mask_heads_come_singly() -> None:
     assert _head_group(mask="full", batch=1, heads_q=64, heads_kv=16, seqlen=16384)[0] == 1
 

@@ -11,7 +11,8 @@ import numpy.typing as npt
 
 from ...addresses import multiples_of
 from ...caches.planned import CachePlan
-from ...cuda.launch import PreparedKernel, PreparedPlan
+from ...cuda.launch import PreparedPlan
+from ...cuda.prepared_kernel import PreparedKernel
 from ...errors import UnsupportedError
 from ...pipeline import CallPlan
 from .layout import ARGUMENT, NOTHING, RESULT, WORKSPACE, Device, Kernel, Table, Tensor
