@@ -65,7 +65,7 @@ def _seen(case: Case) -> np.ndarray:
     hidden = {name: tensor(case, name) for name in case.operands if name in ("bias", "mask")}
     whole = (case.batch, case.heads_q, case.seqlen_q, case.seqlen_kv)
     if hidden:
-        shown = [case.sees(entry) for entry in range(case.batch)]
+        shown = np.array([case.sees(entry) for entry in range(case.batch)], dtype=bool)
         pairs = np.broadcast_to(np.reshape(shown, (case.batch, 1, *whole[2:])), whole)
         for name, array in hidden.items():
             pairs = pairs & (array if name == "mask" else array != -np.inf)
