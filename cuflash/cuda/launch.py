@@ -133,7 +133,7 @@ class PreparedPlan:
     def _make(self, key: tuple[int, ...]) -> Launches:
         stream, workspace, counter, *addresses = key
         pointers = dict(zip(self.names, addresses, strict=True))
-        how = operator.index(stream), self._cuda.driver, self._overlapping
+        how = stream, self._cuda.driver, self._overlapping
         every, made = [], []
         for kernel in self.launches:
             parameters = kernel.parameters(pointers, workspace, counter)

@@ -108,6 +108,14 @@ def test_strided_gradients(dims: tuple[int, int]) -> None:
             compare(truth, name, got).check()
 
 
+def _launch_again(gradients: Gradients, first: Any, again: Any, times: int) -> None:
+    """Launch into poisoned arrays; each launch must give the bits of the first one."""
+    for _ in range(times):
+        gradients.poison(again)
+        gradients.launch(again)
+        assert int(gradients.differ(again, first)) == 0
+
+
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("dims", DIMS, ids=str)
 def test_many_tiles_have_the_same_bits_again_and_with_jitter(
@@ -123,14 +131,9 @@ def test_many_tiles_have_the_same_bits_again_and_with_jitter(
             main = prepared.plan.launches[1]
             assert dict(main.arguments)["ahead"] < main.grid, "no block would clear sums"
             first, again = gradients.first(), gradients.destinations()
-            for _ in range(10):
-                gradients.poison(again)
-                gradients.launch(again)
-                assert int(gradients.differ(again, first)) == 0
+            _launch_again(gradients, first, again, 10)
             with jitter():
-                gradients.poison(again)
-                gradients.launch(again)
-                assert int(gradients.differ(again, first)) == 0
+                _launch_again(gradients, first, again, 1)
                 gradients.check("dq", gradients.last("dq", again[0]))
 
 
@@ -144,14 +147,9 @@ def test_cut_steps_have_the_same_bits_again_and_with_jitter(
         gradients = Gradients(cp, case, False)
         assert _parts(gradients.prepare()) == 3
         first, again = gradients.first(), gradients.destinations()
-        for _ in range(5):
-            gradients.poison(again)
-            gradients.launch(again)
-            assert int(gradients.differ(again, first)) == 0
+        _launch_again(gradients, first, again, 5)
         with jitter():
-            gradients.poison(again)
-            gradients.launch(again)
-            assert int(gradients.differ(again, first)) == 0
+            _launch_again(gradients, first, again, 1)
 
 
 def test_few_tiles_are_parted_and_many_are_not(cp: Any) -> None:
