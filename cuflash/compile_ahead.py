@@ -23,7 +23,7 @@ from .planning.fa2 import plans_of_few
 from .planning.fa3 import fa3_plan
 from .planning.fa3_choice import nearly_fastest
 from .planning.kernel import KernelConfig
-from .planning.key_parts import kinds_of_parts
+from .planning.parts_choice import kinds_of_parts
 from .planning.plan import plan
 from .planning.problem import AttentionProblem
 from .planning.tiles.fa2_few import Fa2FewTile, few_tiles

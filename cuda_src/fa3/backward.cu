@@ -57,15 +57,22 @@ namespace cuflash::fa3 {
 template <class Config>
 __device__ inline void unseen_keys(const BackwardContext<Config>& c, unsigned tile) {
   constexpr int threads = BackwardTypes<Config>::threads;
+  bool whole = !Config::parted;
+  if constexpr (Config::cut_last) whole = c.has_whole_tile();
   if constexpr (Config::parted) {
-    const long long row = part_row(c);
-    clear_part<Config::head_dim, Config::block_kv, threads>(static_cast<float*>(c.params.dk_parts),
-                                                            row);
-    clear_part<Config::head_dim_v, Config::block_kv, threads>(
-        static_cast<float*>(c.params.dv_parts), row);
-  } else {
-    store_zeros(c, c.params.dk, c.params.shape.head_dim, 0, threads);
-    store_zeros(c, c.params.dv, c.params.shape.head_dim_v, 0, threads);
+    if (!whole) {
+      const long long row = part_row(c);
+      clear_part<Config::head_dim, Config::block_kv, threads>(
+          static_cast<float*>(c.params.dk_parts), row);
+      clear_part<Config::head_dim_v, Config::block_kv, threads>(
+          static_cast<float*>(c.params.dv_parts), row);
+    }
+  }
+  if constexpr (!Config::parted || Config::cut_last) {
+    if (whole) {
+      store_zeros(c, c.params.dk, c.params.shape.head_dim, 0, threads);
+      store_zeros(c, c.params.dv, c.params.shape.head_dim_v, 0, threads);
+    }
   }
   if (threadIdx.x >= 32) return;
   clear_role(c, tile);
@@ -192,7 +199,7 @@ __device__ inline void backward(const typename Config::Params& params) {
     stay<Config>(params, shared);
     return;
   }
-  unsigned tile = blockIdx.x;
+  unsigned block = blockIdx.x;
   if constexpr (Config::kv_tiles_per_convert_block > 0) {
     static_assert(sizeof(RowStorage<Config>) <= Config::shared_bytes, "there is room");
     const BlockPlace<Config> place(params);
@@ -200,13 +207,15 @@ __device__ inline void backward(const typename Config::Params& params) {
       row_block(params, place, reinterpret_cast<RowStorage<Config>&>(shared_bytes));
       return;
     }
-    tile = place.tile;
+    block = place.tile;
   }
   if constexpr (Config::Lengths::packed) {
     static_assert(Config::kv_tiles_per_convert_block == 0 && !Config::parted,
                   "no blocks that convert, no parts");
   }
-  const auto c = context_of<Config>(params, shared, tile);
+  const PlacedTile<Config> placed(params, block);
+  const unsigned tile = placed.tile;
+  const auto c = context_of<Config>(params, shared, placed);
   if constexpr (Config::Lengths::packed) {
     if (is_behind_the_list(c.item)) {
       if (threadIdx.x < 32) clear_role(c, tile);

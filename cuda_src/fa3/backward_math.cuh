@@ -384,15 +384,26 @@ struct BackwardMath {
   __device__ __forceinline__ void store(Gradient& gradient, const Tensor& tensor, void* parts,
                                         int columns, float scale) const {
     gradient.for_each([&](float& x, int, int, int, int) { x *= scale; });
+    if constexpr (Config::cut_last) {
+      if (c.has_whole_tile()) {
+        store_rows(gradient, tensor, columns);
+        return;
+      }
+    }
     if constexpr (Config::parted) {
       store_part(static_cast<float*>(parts), gradient,
                  part_row(c) + part * kKeysOfWarpgroup + warp_row());
     } else {
-      const int key = first_key() + warp_row();
-      store_staged(gradient, c.shared.staging[threadIdx.x / 32 - 4],
-                   kv_row<Storage>(tensor, c.seq, c.item.head, key), tensor.row_stride,
-                   c.seq.rows_kv - key, columns);
+      store_rows(gradient, tensor, columns);
     }
+  }
+  template <class Gradient>
+  __device__ __forceinline__ void store_rows(Gradient& gradient, const Tensor& tensor,
+                                             int columns) const {
+    const int key = first_key() + warp_row();
+    store_staged(gradient, c.shared.staging[threadIdx.x / 32 - 4],
+                 kv_row<Storage>(tensor, c.seq, c.item.head, key), tensor.row_stride,
+                 c.seq.rows_kv - key, columns);
   }
 };
 

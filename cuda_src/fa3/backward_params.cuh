@@ -29,9 +29,10 @@ struct Fa3BackwardParams {
   // The rest is used where several blocks share a kv tile, see backward_parts.cuh. It comes last,
   // so that the offsets before it never change.
   long long parts;
-  long long padded_keys;  // rows of a head in the workspace: whole kv tiles
+  long long padded_keys;  // rows of a head in the workspace, or of a cut tile: whole kv tiles
   void* dk_parts;
   void* dv_parts;
+  long long whole_tiles;  // of all heads, where only the tiles after them are cut
 };
 
 // See backward_few.cu. The workspace is that of Fa3BackwardParams, without `turns`.
@@ -77,6 +78,7 @@ struct SumPartsParams {
   long long parts;
   long long padded_keys;
   Shape shape;
+  long long whole_tiles;
 };
 
 }  // namespace cuflash

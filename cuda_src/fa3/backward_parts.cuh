@@ -5,6 +5,10 @@
 // the loads of K and V and the stores of dK and dV differ from those of more kv heads. Where steps
 // are cut, a block begins at another step too, and no block clears or converts sums of dQ.
 //
+// With Config::cut_last only the tiles after the first `whole_tiles` are cut: those that would run
+// in a last round, with most multiprocessors idle. Heads are counted as they are; the blocks of
+// parts come after those of whole tiles. They have nothing to clear, and blocks of rows count them.
+//
 // A block stores its dK and dV in the workspace in float32, as fragments of 16 x 8 in the layout of
 // the warps, contiguous over [batch, heads_kv * parts, padded_keys / 16, columns / 8], so that a
 // warp stores 512 consecutive bytes. No block waits for them: sum_parts.cu is a separate launch.
@@ -20,36 +24,83 @@ namespace cuflash::fa3 {
 // Query heads of a block's steps.
 template <class Config>
 __device__ inline int group_of(const typename Config::Params& params) {
-  if constexpr (Config::cut) {
+  if constexpr (Config::cut && !Config::cut_last) {
     return params.shape.heads_q / (params.shape.heads_kv / static_cast<int>(params.parts));
   }
   return params.shape.heads_q / params.shape.heads_kv;
+}
+
+// The kv tile of a block, from its place among the blocks with a tile.
+template <class Config, bool = Config::cut_last>
+struct PlacedTile {
+  unsigned tile;  // in the order of kv tiles
+
+  __device__ PlacedTile(const typename Config::Params&, unsigned place) : tile(place) {}
+};
+template <class Config>
+struct PlacedTile<Config, true> {
+  unsigned tile;
+  unsigned part;
+  unsigned parts;  // of the tile: 1 if it is whole
+  int cut_place;   // of the block among those of parts; negative if its tile is whole
+
+  __device__ PlacedTile(const typename Config::Params& params, unsigned place) {
+    const auto whole = static_cast<unsigned>(params.whole_tiles);
+    const bool cut = place >= whole;
+    parts = cut ? static_cast<unsigned>(params.parts) : 1;
+    tile = cut ? whole + (place - whole) / parts : place;
+    part = cut ? (place - whole) % parts : 0;
+    cut_place = static_cast<int>(place - whole);
+  }
+};
+
+// The number of blocks with a tile, for a number of kv tiles.
+template <class Config>
+__device__ inline unsigned places_of(const typename Config::Params& params, unsigned tiles) {
+  if constexpr (Config::cut_last) {
+    const auto whole = static_cast<unsigned>(params.whole_tiles);
+    return whole + (tiles - whole) * static_cast<unsigned>(params.parts);
+  }
+  return tiles;
 }
 
 // The steps of a block where several blocks cut the steps of a kv tile: `cut_count` of them, from
 // step `cut_begin` on. Empty where a block has all steps of its query heads.
 template <class Config, bool = Config::cut>
 struct CutSteps {
-  __device__ CutSteps(const typename Config::Params&, const WorkItem&, const Sequence&) {}
+  __device__ CutSteps(const typename Config::Params&, const WorkItem&, const Sequence&,
+                      const PlacedTile<Config>&) {}
 };
 template <class Config>
 struct CutSteps<Config, true> {
   int cut_begin;
   int cut_count;
+  int cut_place;  // see PlacedTile
+
+  __device__ bool has_whole_tile() const { return Config::cut_last && cut_place < 0; }
 
   // Part p of P has the steps from n p / P to n (p + 1) / P of all n.
   __device__ CutSteps(const typename Config::Params& params, const WorkItem& item,
-                      const Sequence& seq) {
+                      const Sequence& seq, const PlacedTile<Config>& placed) {
     static_assert(Config::parted && !Config::listed && !Config::ordered &&
-                      Config::kv_tiles_per_convert_block == 0,
+                      (Config::cut_last || Config::kv_tiles_per_convert_block == 0),
                   "no block has all rows of a head");
     const QBlocks<Config> blocks(seq, item.kv_begin);
-    const auto parts = static_cast<unsigned>(params.parts);
-    const unsigned part = static_cast<unsigned>(item.head) % parts;
-    const unsigned long long steps =
+    const auto steps =
         static_cast<unsigned>(max(0, blocks.end - blocks.begin) * group_of<Config>(params));
-    cut_begin = static_cast<int>(steps * part / parts);
-    cut_count = static_cast<int>(steps * (part + 1) / parts) - cut_begin;
+    auto parts = static_cast<unsigned>(params.parts);
+    unsigned part = static_cast<unsigned>(item.head) % parts;
+    if constexpr (Config::cut_last) {
+      parts = placed.parts;
+      part = placed.part;
+      cut_place = placed.cut_place;
+    }
+    // Each has `each` steps, and some have one of the others. Divisions of 64 bits take longer.
+    const unsigned each = steps / parts;
+    const unsigned others = steps % parts;
+    const unsigned earlier = others * part / parts;
+    cut_begin = static_cast<int>(each * part + earlier);
+    cut_count = static_cast<int>(each + others * (part + 1) / parts - earlier);
   }
 };
 

@@ -121,26 +121,44 @@ struct UnitToFinish {
   }
 };
 
+// The number of blocks that add to the rows of a share.
+template <class Config>
+__device__ inline int adding_blocks(const typename Config::Params& params, const RowShare& share) {
+  const int tiles = kv_tiles_of_head<Config>(params);
+  if constexpr (Config::cut_last) {
+    const long long end = (share.batch * params.shape.heads_kv + share.kv_head + 1ll) * tiles;
+    const int cut = static_cast<int>(max(0ll, min(end - params.whole_tiles, 0ll + tiles)));
+    return tiles + cut * (static_cast<int>(params.parts) - 1);
+  }
+  return tiles;
+}
+
 // The work of a block of the grid: a kv tile, or shares of rows to finish.
 template <class Config>
 struct BlockPlace {
-  unsigned tile;  // among all tiles, if `has_tile`
+  unsigned tile;  // its place among the blocks with a tile, if `has_tile`
   bool has_tile;
   long long finished;  // otherwise the first tile whose share it finishes
   int shares;          // the number of shares it finishes
 
   __device__ explicit BlockPlace(const typename Config::Params& params) {
-    const unsigned tiles = kv_tiles_of_all<Config>(params);
+    const unsigned tiles = places_of<Config>(params, kv_tiles_of_all<Config>(params));
     constexpr unsigned blocks = Config::kv_tiles_per_convert_block + 1;  // of a round
     const unsigned rounds =
         (tiles + Config::kv_tiles_per_convert_block - 1) / Config::kv_tiles_per_convert_block;
     const unsigned round = blockIdx.x / blocks;
     const unsigned within = blockIdx.x % blocks;
-    const unsigned first = min(round, rounds) * Config::kv_tiles_per_convert_block;
+    unsigned first = min(round, rounds) * Config::kv_tiles_per_convert_block;
     tile = first + within - 1;
     has_tile = round < rounds && within > 0 && tile < tiles;
-    finished = first - params.convert_lag;
     shares = Config::kv_tiles_per_convert_block;
+    if constexpr (Config::cut_last) {
+      if (has_tile) return;
+      const unsigned end = PlacedTile<Config>(params, first + shares).tile;
+      first = PlacedTile<Config>(params, first).tile;
+      shares = static_cast<int>(end - first);
+    }
+    finished = first - params.convert_lag;
     if (round >= rounds) {  // after all tiles a block finishes one share
       finished += blockIdx.x - rounds * blocks;
       shares = 1;
@@ -181,7 +199,7 @@ __device__ inline void row_block(const typename Config::Params& params,
     const RowShare share = share_of<Config>(params, first + mine);
     shared.finished[mine] = share;
     await_count<Config>(&counters_of(params, share.batch, share.kv_head).summed,
-                        kv_tiles_of_head<Config>(params));
+                        adding_blocks<Config>(params, share));
   }
   __syncthreads();
   const RowUnits<Config> units(params, shared.finished, count);

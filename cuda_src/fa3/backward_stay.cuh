@@ -40,7 +40,7 @@ __device__ __forceinline__ void for_each_tile(const typename Config::Params& par
     // Every lane has the same number; the shuffle tells the compiler, which then keeps descriptors
     // in uniform registers.
     steps = __shfl_sync(0xffffffffu, steps, 0);
-    const auto c = context_of<Config>(params, shared, tile, {steps, i});
+    const auto c = context_of<Config>(params, shared, {params, tile}, {steps, i});
     work(c, tile);
     steps += c.steps();
   }
@@ -97,7 +97,7 @@ __device__ inline void staying_load_role(const typename Config::Params& params,
                                          BackwardStorage<Config>& shared) {
   constexpr int stages = Config::num_stages;
   const bool loads = threadIdx.x % 32 == 0;
-  if (loads) load_keys(context_of<Config>(params, shared, blockIdx.x, {0, 0}));
+  if (loads) load_keys(context_of<Config>(params, shared, {params, blockIdx.x}, {0, 0}));
   int step = 0;
   for_each_tile<Config>(params, shared, [&](const BackwardContext<Config>& c, unsigned tile) {
     const BackwardLoader<Config> loader{c};
@@ -119,7 +119,7 @@ __device__ inline void staying_load_role(const typename Config::Params& params,
     };
     load_steps(first);
     if (loads && next < kv_tiles_of_all<Config>(params)) {
-      load_keys(context_of<Config>(params, shared, next, {0, c.tiles_before + 1}));
+      load_keys(context_of<Config>(params, shared, {params, next}, {0, c.tiles_before + 1}));
     }
     __syncwarp();
     load_steps(steps);

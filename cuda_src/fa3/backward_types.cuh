@@ -255,7 +255,7 @@ struct BackwardContext : ListedSteps<Config>, Earlier<Config>, CutSteps<Config> 
   }
   // The head of K and V.
   __device__ int kv_head() const {
-    if constexpr (Config::parted) {
+    if constexpr (Config::parted && !Config::cut_last) {
       // Unsigned: with signed numbers ptxas takes a register that math needs.
       const auto parts = static_cast<unsigned>(params.parts);
       return static_cast<int>(static_cast<unsigned>(item.head) / parts);
@@ -295,21 +295,22 @@ __device__ inline int batch_of(const BackwardContext<Config>& c) {
 // Row of dk_parts and dv_parts where the block's keys begin.
 template <class Config>
 __device__ inline long long part_row(const BackwardContext<Config>& c) {
+  if constexpr (Config::cut_last) return c.cut_place * c.params.padded_keys;
   const long long head =
       static_cast<long long>(c.seq.batch) * c.params.shape.heads_kv + c.item.head;
   return head * c.params.padded_keys + c.item.kv_begin;
 }
 
-// `tile` is a position in the order of kv tiles.
 template <class Config>
 __device__ inline BackwardContext<Config> context_of(const typename Config::Params& params,
-                                                     BackwardStorage<Config>& shared, unsigned tile,
+                                                     BackwardStorage<Config>& shared,
+                                                     const PlacedTile<Config>& placed,
                                                      const Earlier<Config>& earlier = {}) {
   const auto [item, seq] =
-      kv_item_of<Config>(params, kv_order<Config>(params), tile, Config::ordered);
+      kv_item_of<Config>(params, kv_order<Config>(params), placed.tile, Config::ordered);
   return {{params, item, seq},
           earlier,
-          {params, item, seq},
+          {params, item, seq, placed},
           params,
           shared,
           item,

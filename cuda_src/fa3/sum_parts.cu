@@ -1,6 +1,6 @@
 // dK and dV of FlashAttention-3's backward pass where several blocks share each kv tile: the sum of
 // their parts, see backward_parts.cuh, rounded. Parts are added in a fixed order, so that the sum
-// is the same from run to run.
+// is the same from run to run. With Config::cut_last only some tiles have parts.
 #include "../tile/copy.cuh"
 #include "../tile/product.cuh"
 #include "../tile/schedule.cuh"
@@ -24,7 +24,36 @@ struct SumPlace {
   int head;  // of the tensor
   int row;
   int column;
+  long long row_of_parts;  // where the first part begins in the workspace
 };
+
+// Where the rows of fragment number `fragment` lie; a row after all of them if it does not exist.
+template <class Config>
+__device__ inline bool find_rows(const typename Config::Params& params, long long fragment,
+                                 SumPlace& at) {
+  const Shape& shape = params.shape;
+  if constexpr (Config::cut_last) {
+    const int block_kv = static_cast<int>(params.padded_keys);
+    const int tiles = ceil_div(shape.seqlen_kv, block_kv);  // of a head
+    const int fragments = block_kv / kRowsOfFragment;       // of a tile
+    const long long cut = fragment / fragments;
+    const long long tile = params.whole_tiles + cut;
+    const long long head = tile / tiles;  // among all heads
+    const int row = static_cast<int>(fragment % fragments) * kRowsOfFragment;
+    at.batch = static_cast<int>(head / shape.heads_kv);
+    at.head = static_cast<int>(head % shape.heads_kv);
+    at.row = static_cast<int>(tile % tiles) * block_kv + row;
+    at.row_of_parts = cut * params.parts * block_kv + row;
+    return head < static_cast<long long>(shape.batch) * shape.heads_kv && at.row < shape.seqlen_kv;
+  }
+  const int rows = ceil_div(shape.seqlen_kv, kRowsOfFragment);  // fragments along a head's rows
+  const long long head = fragment / rows;                       // among all heads
+  at.batch = static_cast<int>(head / shape.heads_kv);
+  at.head = static_cast<int>(head % shape.heads_kv);
+  at.row = static_cast<int>(fragment % rows) * kRowsOfFragment;
+  at.row_of_parts = head * static_cast<int>(params.parts) * params.padded_keys + at.row;
+  return head < static_cast<long long>(shape.batch) * shape.heads_kv;
+}
 
 // Adds up the parts of a place, which lie in `memory` with `columns` columns, and stores the sum in
 // the tensor, whose heads have `valid` columns.
@@ -36,15 +65,13 @@ __device__ inline void sum_place(const typename Config::Params& params, const Su
   if (at.column >= valid) return;
   const int parts = static_cast<int>(params.parts);
   const auto* const from = static_cast<const float*>(memory);
-  const long long head = static_cast<long long>(at.batch) * params.shape.heads_kv + at.head;
-  const long long row = head * parts * params.padded_keys + at.row;
   SumTile sum;
-  load_part<columns>(sum, from, row, at.column);
+  load_part<columns>(sum, from, at.row_of_parts, at.column);
   // Several loads at once hide the latency of memory.
 #pragma unroll 4
   for (int part = 1; part < parts; ++part) {
     SumTile more;
-    load_part<columns>(more, from, row + part * params.padded_keys, at.column);
+    load_part<columns>(more, from, at.row_of_parts + part * params.padded_keys, at.column);
     sum.for_each(
         [&](float& x, int m, int n, int group, int which) { x += more.value[m][n][group][which]; });
   }
@@ -69,14 +96,9 @@ __device__ inline void sum_parts(const typename Config::Params& params) {
   const Shape& shape = params.shape;
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const long long number = static_cast<long long>(blockIdx.x) * Config::warps + warp;
-  const int rows = ceil_div(shape.seqlen_kv, kRowsOfFragment);  // fragments along a head's rows
   const int within = static_cast<int>(number % of_both);
-  const long long head = number / of_both / rows;  // among all heads
-  if (head >= static_cast<long long>(shape.batch) * shape.heads_kv) return;
   SumPlace at;
-  at.batch = static_cast<int>(head / shape.heads_kv);
-  at.head = static_cast<int>(head % shape.heads_kv);
-  at.row = static_cast<int>(number / of_both % rows) * kRowsOfFragment;
+  if (!find_rows<Config>(params, number / of_both, at)) return;
   StagedRows& staging = shared.staging[warp];
   if (within < of_k) {
     at.column = within * kColumnsOfSum;

@@ -168,7 +168,7 @@ PARAMETERS = {
             *("scale", "head_group", "padded_rows", "ahead", "convert_lag"),
         ),
         maps=("q_map", "k_map", "v_map", "dout_map"),
-        last=("parts", "padded_keys", "dk_parts", "dv_parts"),
+        last=("parts", "padded_keys", "dk_parts", "dv_parts", "whole_tiles"),
     ),
     ("fa3", "backward_few"): _struct(
         "Fa3BackwardFewParams",
@@ -189,6 +189,7 @@ PARAMETERS = {
         ("dk", "dv"),
         (),
         ("dk_parts", "dv_parts", "parts", "padded_keys"),
+        last=("whole_tiles",),
     ),
     ("steps", "delta"): _struct("DeltaParams", ("out", "dout"), ("dlse",), ("delta",)),
     ("steps", "statistics"): _struct(

@@ -32,6 +32,8 @@ def backward_head_group(
 ) -> int:
     """Return the number of kv heads in a head group, where every part counts as one."""
     per_sm = tile.footprint.blocks_per_sm
+    if shared.last:
+        return 1  # as below: only tiles that take equal time are cut in this way
     if shared.cut:  # all parts of a tile run together
         whole = backward_head_group(problem, limits, tile, tiles * shared.number, ONE_PART)
         return whole * shared.number

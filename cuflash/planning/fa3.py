@@ -20,8 +20,9 @@ from .hopper import ARCHITECTURE, for_hopper
 from .item_lists import ItemLists
 from .kernel import KernelConfig, KernelLaunch, kernel_config, lay_out
 from .key_chunks import KeyChunks
-from .key_parts import ONE_PART, KeyParts, Parts, parts_of
+from .key_parts import ONE_PART, KeyParts, Parts
 from .overlapping import overlapping
+from .parts_choice import parts_of
 from .problem import DTYPES, AttentionProblem
 from .row_order import RowOrder
 from .row_steps import RowSteps, launchable
@@ -186,10 +187,10 @@ def _backward(
     tiles = problem.tiles(problem.seqlen_kv, tile.block_kv)
     head_group = backward_head_group(problem, limits, tile, tiles, shared)
     heads, rounds = problem.batch * keys.heads, tile.kv_tiles_per_convert_block
-    clears = not (tile.stays or shared.cut)
-    order = RowOrder(heads, tiles, head_group, rounds, limits.num_sms, clears)
+    clears = not (tile.stays or (shared.cut and not shared.last))
+    order = RowOrder(heads, tiles, head_group, rounds, limits.num_sms, clears, shared)
     turns = _counters(tile)
-    cleared = order.heads_ahead * problem.group // keys.parts
+    cleared = order.heads_ahead * problem.group * problem.heads_kv // keys.heads
     rows = RowSteps(problem, limits, "fa3", fa3.ARITHMETIC, tile.head_dim, turns, cleared)
     main = _backward_launch(problem, limits, tile, constants, order, (*keys.arguments, rows.rows))
     every = (rows.before, main) if tile.kv_tiles_per_convert_block else rows.around(main)
@@ -217,7 +218,7 @@ def _with_parts(
         return replace(tile, kv_tiles_per_convert_block=0), ONE_PART
     at_once = limits.num_sms * tile.footprint.blocks_per_sm
     shared = parts or parts_of(problem, tile, at_once)
-    if shared.cut:  # no block has all rows of a head
+    if shared.cut and not shared.last:  # no block has all rows of a head
         tile = replace(tile, kv_tiles_per_convert_block=0)
     return replace(tile, stays=_stays(problem, tile, shared.number)), shared
 

@@ -1,8 +1,7 @@
-"""Divides the steps of a kv tile among blocks, and adds their partial gradients."""
+"""How blocks share a kv tile, and the kernel that adds their partial gradients."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -14,32 +13,7 @@ from .tiles import fa3
 from .tiles.common import ceil_div
 from .tiles.sum_parts import SUM_COLUMNS, SUM_ROWS, SumTile
 
-__all__ = ["ONE_PART", "KeyParts", "Parts", "kinds_of_parts", "parts_of"]
-
-#: Microseconds of a step of 64 queries and 128 keys in heads of 128, on an H200; a step of
-#: another tile takes as long as its products. This and the times below are fitted to measured
-#: times: see "Steps in parts" in ``bench/NOTES.md``.
-_STEP = 2.1
-#: Microseconds of a pass beside its blocks.
-_FIXED = 10.0
-#: Time of a block's begin and end, in steps.
-_STEPS_OF_BLOCK = 1.5
-#: Fraction of the longest block's steps that is added as tail. Blocks run longest first. The
-#: second one is for wide heads, whose warpgroups share the keys of a tile.
-_OF_LONGEST, _OF_LONGEST_WIDE = 0.15, 0.3
-#: Microseconds of the kernel that adds partial tiles, beside its memory accesses.
-_SUM = 3.0
-#: Bytes a microsecond at which partial tiles are written and read.
-_PARTS_RATE = 3.1e6
-#: Bytes of a sum of dQ that other kernels clear and read, and of dq, where steps are cut; and the
-#: bytes a microsecond.
-_BYTES_OF_SUM, _SUMS_RATE = 10, 4e6
-#: Largest time, relative to that without parts, for which parts are worth one more kernel.
-_WORTH = 0.95
-#: Most blocks that cut the steps of a kv tile.
-_MOST_CUTS = 32
-#: Rounds of kv tiles from which on there are no parts, whatever their steps are.
-_MANY_ROUNDS = 64
+__all__ = ["ONE_PART", "KeyParts", "Parts"]
 
 
 class Parts(NamedTuple):
@@ -52,120 +26,18 @@ class Parts(NamedTuple):
     cut
         Each block has an equal share of the steps over all query heads, wherever it begins and
         ends. Otherwise each has equally many whole query heads.
+    last
+        Number of kv tiles that are cut, over all heads: those that begin last. Blocks have the
+        others whole. 0: every tile is cut.
     """
 
     number: int
     cut: bool = False
+    last: int = 0
 
 
 #: A block has a whole kv tile.
 ONE_PART = Parts(1)
-
-
-def parts_of(problem: AttentionProblem, tile: fa3.Fa3BackwardTile, at_once: int) -> Parts:
-    """Return how blocks share a kv tile.
-
-    For example, 32 query heads on one kv head, two batch entries and 64 tiles give 128
-    blocks of very unequal length for 132 multiprocessors: one block computes the
-    longest tile for all heads long after others have ended. One head of 4096 keys has 32
-    tiles, which leave 100 multiprocessors idle. ``bench/NOTES.md`` compares the predicted
-    and measured times.
-
-    Parameters
-    ----------
-    problem
-        A backward pass.
-    tile
-        The tile of the main kernel.
-    at_once
-        Number of blocks that run at a time.
-    """
-    tiles = problem.tiles(problem.seqlen_kv, tile.block_kv)
-    if problem.batch * problem.heads_kv * tiles > _MANY_ROUNDS * at_once:
-        return ONE_PART
-    steps = _StepsOfTiles.of(_lengths(problem, tile))
-    if problem.batch * problem.heads_q * steps.total == 0:
-        return ONE_PART
-    times = {p: _time(p, problem, tile, steps, at_once) for p in _choices(problem)}
-    best = min(times, key=lambda parts: times[parts])  # the first of equals
-    return best if times[best] < _WORTH * times[ONE_PART] else ONE_PART
-
-
-class _StepsOfTiles(NamedTuple):
-    """The steps of a query head in the kv tiles."""
-
-    tiles: int
-    shortest: int  # the fewest steps of a tile
-    longest: int
-    total: int
-
-    @classmethod
-    def of(cls, lengths: list[int]) -> _StepsOfTiles:
-        """Return the steps of tiles with these numbers of q tiles."""
-        least, most = min(lengths, default=0), max(lengths, default=0)
-        return cls(len(lengths), least, most, sum(lengths))
-
-
-def _time(
-    parts: Parts,
-    problem: AttentionProblem,
-    tile: fa3.Fa3BackwardTile,
-    of_tiles: _StepsOfTiles,
-    at_once: int,
-) -> float:
-    """Return the predicted microseconds of a pass."""
-    heads = problem.batch * problem.heads_kv
-    block = ceil_div(of_tiles.longest * problem.group, parts.number) + _STEPS_OF_BLOCK
-    blocks = heads * of_tiles.tiles * parts.number
-    if of_tiles.shortest == of_tiles.longest:  # blocks run in rounds
-        steps = ceil_div(blocks, at_once) * block
-    else:
-        total = heads * problem.group * of_tiles.total
-        share = (total + _STEPS_OF_BLOCK * blocks) / at_once
-        tail = _OF_LONGEST_WIDE if tile.block_kv == fa3.ROWS else _OF_LONGEST
-        steps = max(block, share + tail * block)
-    products = tile.block_q * tile.block_kv * (3 * tile.head_dim + 2 * tile.head_dim_v)
-    time = _FIXED + _STEP * steps * products / (64 * 128 * 128 * 5)
-    if parts.number > 1:
-        numbers = blocks * tile.block_kv * (tile.head_dim + tile.head_dim_v)
-        time += _SUM + 8 * numbers / _PARTS_RATE
-    if parts.cut:
-        rows = problem.batch * problem.heads_q * problem.seqlen_q
-        time += rows * tile.head_dim * _BYTES_OF_SUM / _SUMS_RATE
-    return time
-
-
-def _choices(problem: AttentionProblem) -> Iterator[Parts]:
-    """Yield the possible ways to share a kv tile, those without cuts first."""
-    group = problem.group
-    yield from (Parts(n) for n in range(1, group + 1) if group % n == 0)
-    if _may_cut(problem):
-        yield from (Parts(n, cut=True) for n in range(2, _MOST_CUTS + 1))
-
-
-def kinds_of_parts(problem: AttentionProblem) -> Iterator[Parts]:
-    """Yield one way to share a kv tile for each kernel that such a problem may have."""
-    yield from dict.fromkeys((ONE_PART, Parts(problem.group)))
-    if _may_cut(problem):
-        yield Parts(2, cut=True)
-
-
-def _may_cut(problem: AttentionProblem) -> bool:
-    """Return whether blocks may begin and end inside of a query head.
-
-    In a fixed order a block could wait for one that does not run yet. Features have not been
-    tried with cuts: some sum gradients by head, or list the steps of a tile.
-    """
-    return not (problem.uses or problem.deterministic)
-
-
-def _lengths(problem: AttentionProblem, tile: fa3.Fa3BackwardTile) -> list[int]:
-    """Return for each kv tile of a head the number of q tiles of a query head that see it."""
-    keys = range(0, problem.seqlen_kv, tile.block_kv)
-    ends = (min(key + tile.block_kv, problem.seqlen_kv) for key in keys)
-    queries_seeing = problem.visibility.queries_seeing
-    seen = (queries_seeing(key, end) for key, end in zip(keys, ends, strict=True))
-    return [ceil_div(end, tile.block_q) - begin // tile.block_q for begin, end in seen]
 
 
 @dataclass(frozen=True)
@@ -194,21 +66,42 @@ class KeyParts:
 
     @property
     def heads(self) -> int:
-        """Kv heads of the main kernel, which takes every part for a kv head."""
-        return self.problem.heads_kv * self.parts
+        """Kv heads of the main kernel: where every tile has parts, it takes them for kv heads."""
+        return self.problem.heads_kv * (1 if self.shared.last else self.parts)
+
+    @property
+    def tiles(self) -> int:
+        """Kv tiles of all heads."""
+        of_head = ceil_div(self.problem.seqlen_kv, self.tile.block_kv)
+        return self.problem.batch * self.problem.heads_kv * of_head
+
+    @property
+    def whole_tiles(self) -> int:
+        """Kv tiles of all heads that no blocks share, where only the last ones are cut."""
+        return self.tiles - self.shared.last
 
     @property
     def said(self) -> str:
         """The text that follows the plan's reason."""
         if self.parts == 1:
             return ""
+        if self.shared.last:
+            return (
+                f"; {self.parts} blocks share the steps of each of the last {self.shared.last} "
+                "kv tiles, which would leave multiprocessors idle"
+            )
         what = "steps" if self.shared.cut else "query heads"
         return f"; {self.parts} blocks share the {what} of a kv tile, as kv tiles are few"
 
     @property
     def constants(self) -> dict[str, int]:
         """Constants of the main kernel."""
-        return {"parted": int(self.parts > 1), "cut": int(self.shared.cut)}
+        shared = self.shared
+        return {
+            "parted": int(self.parts > 1),
+            "cut": int(shared.cut),
+            "cut_last": int(shared.last > 0),
+        }
 
     @property
     def arguments(self) -> list[tuple[str, int]]:
@@ -219,11 +112,14 @@ class KeyParts:
 
     @property
     def _both(self) -> tuple[tuple[str, int], ...]:
-        return (("parts", self.parts), ("padded_keys", self.padded_keys))
+        both = ("parts", self.parts), ("padded_keys", self.padded_keys)
+        return (*both, ("whole_tiles", self.whole_tiles)) if self.shared.last else both
 
     @property
     def padded_keys(self) -> int:
-        """Rows of a head in the workspace."""
+        """Rows of a head in the workspace, or of a tile where only the last ones are cut."""
+        if self.shared.last:
+            return self.tile.block_kv
         return ceil_div(self.problem.seqlen_kv, self.tile.block_kv) * self.tile.block_kv
 
     @property
@@ -231,7 +127,8 @@ class KeyParts:
         """Buffers of the workspace and their bytes."""
         if self.parts == 1:
             return []
-        rows = self.problem.batch * self.heads * self.padded_keys
+        cut = self.shared.last or self.problem.batch * self.problem.heads_kv
+        rows = cut * self.parts * self.padded_keys
         widths = {"dk_parts": self.tile.head_dim, "dv_parts": self.tile.head_dim_v}
         return [(name, 4 * rows * width) for name, width in widths.items()]
 
@@ -246,7 +143,7 @@ class KeyParts:
             self.limits,
             ("fa3", "sum_parts"),
             fa3.ARITHMETIC,
-            tile.constants(),
+            tile.constants() | {"cut_last": int(self.shared.last > 0)},
             tile.footprint,
         )
         widths = self.tile.head_dim, self.tile.head_dim_v
@@ -254,6 +151,8 @@ class KeyParts:
         config = replace(config, features=())  # masks have been applied
         config = replace(config, output=config.storage)  # the kernel does not use it
         strips = problem.batch * problem.heads_kv * ceil_div(problem.seqlen_kv, SUM_ROWS)
+        if self.shared.last:
+            strips = self.shared.last * self.padded_keys // SUM_ROWS
         places = strips * (sum(widths) // SUM_COLUMNS)
         grid = launchable(ceil_div(places, tile.warps), "fa3")
         return (KernelLaunch(config, grid, self._both),)

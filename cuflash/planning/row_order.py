@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from .key_parts import ONE_PART, Parts
 from .tiles.common import ceil_div
 
 __all__ = ["RowOrder"]
@@ -35,7 +36,9 @@ class RowOrder:
     clears
         Whether blocks clear sums of later blocks. If a block computes several kv
         tiles, it does not: it would wait for a block that may not run yet. Nor does
-        it if several blocks cut the steps of a tile: none has all rows of a head.
+        it if several blocks cut the steps of every tile: none has all rows of a head.
+    shared
+        How blocks share a kv tile. Where every tile has parts, they count as heads.
     """
 
     heads: int
@@ -44,6 +47,7 @@ class RowOrder:
     tiles_of_round: int
     num_sms: int
     clears: bool = True
+    shared: Parts = ONE_PART
 
     @property
     def heads_ahead(self) -> int:
@@ -73,10 +77,23 @@ class RowOrder:
     def blocks(self) -> int:
         """Number of blocks: those of the rounds, and one for every tile whose rows are left."""
         if self.tiles_of_round == 0:
-            return self.heads * self.tiles
-        left = self.heads * self.tiles + self.convert_lag - self._rounds * self.tiles_of_round
+            return self._places
+        behind = self._tile_at(self._rounds * self.tiles_of_round)
+        left = self.heads * self.tiles + self.convert_lag - behind
         return self._rounds * (self.tiles_of_round + 1) + left
 
     @property
     def _rounds(self) -> int:
-        return ceil_div(self.heads * self.tiles, self.tiles_of_round)
+        return ceil_div(self._places, self.tiles_of_round)
+
+    @property
+    def _places(self) -> int:
+        """Number of blocks with a tile or a part of one."""
+        shared = self.shared
+        return self.heads * self.tiles + shared.last * (shared.number - 1)
+
+    def _tile_at(self, place: int) -> int:
+        """Return the tile of a block, from its place among the blocks with a tile."""
+        whole = self.heads * self.tiles - self.shared.last
+        beyond = max(0, place - whole)
+        return place - beyond + beyond // (self.shared.number if self.shared.last else 1)

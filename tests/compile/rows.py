@@ -283,7 +283,7 @@ def _constants(c: KernelConfig) -> list[str]:
         parts.append("ordered")
     if c.kernel == "list_items":
         parts.append(f"of-{constants['block']}")
-    named = ("parted", "cut", "stays", "merges_chunks")
+    named = ("parted", "cut", "cut_last", "stays", "merges_chunks")
     named = ("rows_of_keys", "one_row") if c.kernel in summaries else named
     named = ("rows_of_keys", "last_first") if c.kernel == "list_items" else named
     parts += [name for name in named if constants.get(name)]

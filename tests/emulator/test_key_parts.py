@@ -69,3 +69,23 @@ def test_cut_steps_against_float64(
     truth = judge(case, x)
     for name, got in zip(("dq", "dk", "dv"), grads, strict=True):
         compare(truth, name, got).check()
+
+
+@pytest.mark.parametrize("last", [1, 3, 5, 8])
+@pytest.mark.parametrize("parts", [2, 3, 16])
+@pytest.mark.parametrize(
+    ("dims", "dtype"), [((64, 64), "float16"), *dict.fromkeys(k[:2] for k in _KERNELS)], ids=str
+)
+def test_cut_last_tiles_against_float64(
+    dims: tuple[int, int], dtype: str, parts: int, last: int
+) -> None:
+    """The last tiles are cut, within a head and over several; blocks of rows wait for all parts."""
+    runner = EmulatedRunner("90", "fa3", num_sms=1)
+    case = Case(2, 6, 2, 270, 300, *dims, dtype, seed=1)
+    x = arrays(case, "q", "k", "v", "dout", "dlse")
+    with parts_forced(parts, cut=True, last=last):
+        saved = runner.forward(case, x["q"], x["k"], x["v"])
+        grads = runner.backward(case, x["dout"], x["q"], x["k"], x["v"], *saved, x["dlse"])
+    truth = judge(case, x)
+    for name, got in zip(("dq", "dk", "dv"), grads, strict=True):
+        compare(truth, name, got).check()

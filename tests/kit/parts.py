@@ -16,15 +16,16 @@ __all__ = ["parts_forced"]
 
 
 @contextmanager
-def parts_forced(number: int, cut: bool = False) -> Iterator[None]:
+def parts_forced(number: int, cut: bool = False, last: int = 0) -> Iterator[None]:
     """Use this many parts of every group of query heads, or the nearest divisor of the group.
 
-    With ``cut`` this many blocks cut the steps of every kv tile. By default problems with
-    enough tiles use one part, and small problems several.
+    With ``cut`` this many blocks cut the steps of every kv tile, with ``last`` too only of so
+    many of the last kv tiles. By default problems with enough tiles use one part, and small
+    problems several.
     """
 
     def parts_of(problem: AttentionProblem, *_: object) -> Parts:
-        return Parts(number, cut=True) if cut else Parts(math.gcd(number, problem.group))
+        return Parts(number, True, last) if cut else Parts(math.gcd(number, problem.group))
 
     with mock.patch.object(fa3, "parts_of", parts_of):
         calls.forget()

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 import cuflash
 from cuflash.features.table import with_features
 from cuflash.planning.head_groups import head_group_of
-from cuflash.planning.key_parts import Parts, parts_of
+from cuflash.planning.key_parts import Parts
+from cuflash.planning.parts_choice import parts_of
 from cuflash.planning.plan import Plan
 from cuflash.planning.problem import AttentionProblem
 from cuflash.planning.tiles.fa3 import Fa3BackwardTile

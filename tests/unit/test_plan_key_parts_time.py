@@ -8,8 +8,9 @@ from unittest import mock
 
 import pytest
 
-from cuflash.planning import key_parts
-from cuflash.planning.key_parts import Parts, parts_of
+from cuflash.planning import parts_choice
+from cuflash.planning.key_parts import Parts
+from cuflash.planning.parts_choice import parts_of
 from cuflash.planning.problem import AttentionProblem
 from cuflash.planning.tiles.fa3 import Fa3BackwardTile
 
@@ -37,7 +38,7 @@ def test_a_tile_has_32_parts_at_most() -> None:
 
 def test_parts_of_many_tiles_are_not_considered() -> None:
     """A plan of many keys takes no time that grows with them."""
-    with mock.patch.object(key_parts, "_lengths", side_effect=AssertionError("counted")):
+    with mock.patch.object(parts_choice, "_lengths", side_effect=AssertionError("counted")):
         assert _parts(_grouped(1, 1, 1, seqlen=2**24, width=128, mask="causal")) == Parts(1)
 
 
@@ -67,5 +68,5 @@ def test_the_predicted_time_has_these_terms(mask: str, parts: Parts, d: int, dv:
         expected += 3 + 8 * blocks * keys * (d + dv) / 3.1e6
     if parts.cut:
         expected += 10 * 3 * 8 * 1500 * d / 4e6
-    of_tiles = key_parts._StepsOfTiles.of(key_parts._lengths(problem, tile))
-    assert key_parts._time(parts, problem, tile, of_tiles, 132) == pytest.approx(expected)
+    of_tiles = parts_choice._StepsOfTiles.of(parts_choice._lengths(problem, tile))
+    assert parts_choice._time(parts, problem, tile, of_tiles, 132) == pytest.approx(expected)
