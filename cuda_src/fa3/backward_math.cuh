@@ -2,6 +2,7 @@
 #pragma once
 
 #include "backward_dropped.cuh"
+#include "backward_store.cuh"
 
 namespace cuflash::fa3 {
 
@@ -371,39 +372,12 @@ struct BackwardMath {
     if constexpr (Config::Weights::drops) {
       factor *= Config::Weights::template inverse_keep<float>(c.params);
     }
-    store(dv, c.params.dv, c.params.dv_parts, c.params.shape.head_dim_v, factor);
+    store_gradient(c, dv, c.params.dv, c.params.dv_parts, part * kKeysOfWarpgroup, warp_row(),
+                   c.params.shape.head_dim_v, factor);
   }
   __device__ __forceinline__ void store_k(typename Types::KGradient& dk) const {
-    store(dk, c.params.dk, c.params.dk_parts, c.params.shape.head_dim,
-          static_cast<float>(c.params.scale));
-  }
-
- private:
-  // Stores to the rows of the tensor, or of this block's part.
-  template <class Gradient>
-  __device__ __forceinline__ void store(Gradient& gradient, const Tensor& tensor, void* parts,
-                                        int columns, float scale) const {
-    gradient.for_each([&](float& x, int, int, int, int) { x *= scale; });
-    if constexpr (Config::cut_last) {
-      if (c.has_whole_tile()) {
-        store_rows(gradient, tensor, columns);
-        return;
-      }
-    }
-    if constexpr (Config::parted) {
-      store_part(static_cast<float*>(parts), gradient,
-                 part_row(c) + part * kKeysOfWarpgroup + warp_row());
-    } else {
-      store_rows(gradient, tensor, columns);
-    }
-  }
-  template <class Gradient>
-  __device__ __forceinline__ void store_rows(Gradient& gradient, const Tensor& tensor,
-                                             int columns) const {
-    const int key = first_key() + warp_row();
-    store_staged(gradient, c.shared.staging[threadIdx.x / 32 - 4],
-                 kv_row<Storage>(tensor, c.seq, c.item.head, key), tensor.row_stride,
-                 c.seq.rows_kv - key, columns);
+    store_gradient(c, dk, c.params.dk, c.params.dk_parts, part * kKeysOfWarpgroup, warp_row(),
+                   c.params.shape.head_dim, static_cast<float>(c.params.scale));
   }
 };
 

@@ -108,6 +108,8 @@ class KeyParts:
         """Arguments of the main kernel."""
         if self.parts == 1:
             return []
+        if self.shared.last:
+            return [*self._both]
         return [("heads_kv", self.heads), *self._both]
 
     @property

@@ -71,20 +71,24 @@ class RowOrder:
         too few tiles for that, no round converts rows.
         """
         far = self.tiles * self.head_group + self.tiles_of_round + _ROUNDS * self.num_sms
-        return min(far, self._rounds * self.tiles_of_round)
+        return min(far, self._tiles_of_rounds)
 
     @property
     def blocks(self) -> int:
         """Number of blocks: those of the rounds, and one for every tile whose rows are left."""
         if self.tiles_of_round == 0:
             return self._places
-        behind = self._tile_at(self._rounds * self.tiles_of_round)
-        left = self.heads * self.tiles + self.convert_lag - behind
+        left = self.heads * self.tiles + self.convert_lag - self._tiles_of_rounds
         return self._rounds * (self.tiles_of_round + 1) + left
 
     @property
     def _rounds(self) -> int:
         return ceil_div(self._places, self.tiles_of_round)
+
+    @property
+    def _tiles_of_rounds(self) -> int:
+        """Number of tiles that full rounds would have."""
+        return self._tile_at(self._rounds * self.tiles_of_round)
 
     @property
     def _places(self) -> int:

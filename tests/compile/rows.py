@@ -36,7 +36,7 @@ _OLDER: tuple[Algorithm, ...] = ("fa1", "fa2")  # they run on every architecture
 _HALVES = ("float16", "bfloat16")
 
 #: Keys and queries that give every multiprocessor work, and ones that do not.
-LONG, SHORT = 100_000, 1000
+LONG, SHORT = 300_000, 1000
 
 #: The kernels of FlashAttention-3 that spill, and the bytes. ``bench/NOTES.md`` describes them at
 #: windows, soft caps, ALiBi, bias and dropout. Also rare ones of FlashAttention-1, which spill more

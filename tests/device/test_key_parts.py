@@ -88,6 +88,17 @@ def test_cut_steps_against_float64(
             _check(cp, case, ordered=False, parts=parts)
 
 
+@pytest.mark.parametrize("last", [1, 7, 11])
+@pytest.mark.parametrize("dims", [(32, 32), *DIMS, (192, 192)], ids=str)
+def test_cut_last_tiles_against_float64(cp: Any, dims: tuple[int, int], last: int) -> None:
+    for number, (lengths, heads) in enumerate((((300, 700), (4, 2)), ((900, 260), (3, 3)))):
+        dtype = ("float16", "bfloat16")[number % 2]
+        case = Case(2, *heads, *lengths, *dims, dtype, seed=number)
+        for parts in (2, 3, 16):
+            with parts_forced(parts, cut=True, last=last):
+                _check(cp, case, ordered=False, parts=parts)
+
+
 @pytest.mark.parametrize("dims", [(72, 8), (104, 128), (136, 40), (200, 136)], ids=str)
 def test_columns_that_do_not_fill_the_kernels_widths(cp: Any, dims: tuple[int, int]) -> None:
     with parts_forced(2):
@@ -152,6 +163,25 @@ def test_cut_steps_have_the_same_bits_again_and_with_jitter(
             _launch_again(gradients, first, again, 1)
 
 
+@pytest.mark.parametrize("dims", DIMS, ids=str)
+def test_cut_last_tiles_have_the_same_bits_again_and_with_jitter(
+    cp: Any, dims: tuple[int, int]
+) -> None:
+    """Some blocks clear sums, and blocks of rows wait for all parts of a tile."""
+    with parts_forced(3, cut=True, last=40):
+        case = Case(21, 4, 2, 700, 777, *dims, "bfloat16", seed=1)
+        gradients = Gradients(cp, case, False)
+        prepared = gradients.prepare()
+        assert _parts(prepared) == 3
+        main = prepared.plan.launches[1]
+        assert dict(main.arguments)["ahead"] < dict(main.arguments)["whole_tiles"]
+        first, again = gradients.first(), gradients.destinations()
+        _launch_again(gradients, first, again, 5)
+        with jitter():
+            _launch_again(gradients, first, again, 1)
+            gradients.check("dq", gradients.last("dq", again[0]))
+
+
 def test_few_tiles_are_parted_and_many_are_not(cp: Any) -> None:
     """The plan's own rule decides."""
     few = Case(1, 8, 1, 300, 500, 128, 128, "bfloat16", causal=True, seed=1)
@@ -160,5 +190,9 @@ def test_few_tiles_are_parted_and_many_are_not(cp: Any) -> None:
     assert _parts(Gradients(cp, few).prepare()) > 1
     assert _parts(Gradients(cp, one_head).prepare()) > 1
     assert _parts(Gradients(cp, many).prepare()) == 1
+    odd = Case(1, 9, 9, 4096, 4096, 128, 128, "bfloat16", seed=1)
+    if cp.cuda.Device().attributes["MultiProcessorCount"] == 132:
+        launches = Gradients(cp, odd).prepare().plan.launches
+        assert dict(launches[1].config.constants)["cut_last"] == 1
     for case in (few, one_head, many):
         Gradients(cp, case).first()

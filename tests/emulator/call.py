@@ -107,8 +107,8 @@ class Call:
     host
         Whether the arrays are NumPy's, which the library copies to the device and back.
     shared
-        The number of blocks that share a kv tile of FlashAttention-3's backward pass, and whether
-        they cut its steps, not only its query heads.
+        The number of blocks that share a kv tile of FlashAttention-3's backward pass, whether they
+        cut its steps, not only its query heads, and how many of the last tiles only; 0: all.
     turns
         The number of repetitions, with arrays at other places and on other streams.
     shift
@@ -131,7 +131,7 @@ class Call:
     host: bool = False
     odd: tuple[str, ...] = ()
     rows: Strides = CONTIGUOUS
-    shared: tuple[int, bool] = (1, False)
+    shared: tuple[int, bool, int] = (1, False, 0)
     stream: int = 0
     device: int = 0
     turns: int = 1

@@ -159,12 +159,13 @@ def calls(draw: st.DrawFn, kernels: Kernels) -> Call:
     )
 
 
-def _parts(kernels: Kernels, case: Case) -> st.SearchStrategy[tuple[int, bool]]:
-    """The number of blocks that share a kv tile, and whether they cut its steps."""
+def _parts(kernels: Kernels, case: Case) -> st.SearchStrategy[tuple[int, bool, int]]:
+    """How blocks share a kv tile, see ``Call.shared``."""
     if not kernels.parted:
-        return st.just((1, False))
-    whole = [(number, False) for number in (1, 2, case.group)]
-    return st.sampled_from([*whole, *[(number, True) for number in (2, 3, 5)] * kernels.cut])
+        return st.just((1, False, 0))
+    whole = [(number, False, 0) for number in (1, 2, case.group)]
+    cut = [(number, True, last) for number in (2, 3, 5) for last in (0, 1)]
+    return st.sampled_from([*whole, *cut * kernels.cut])
 
 
 def _named(kernels: Kernels) -> st.SearchStrategy[tuple[str, ...]]:

@@ -46,7 +46,7 @@ _TILES: dict[int, Callable[[], contextlib.AbstractContextManager[None]]] = {
 @contextlib.contextmanager
 def session_of(
     kernels: Kernels,
-    shared: tuple[int, bool] = (1, False),
+    shared: tuple[int, bool, int] = (1, False, 0),
     make: Callable[[Any], Any] = emulate,
 ) -> Iterator[HostCupy]:
     """A stand-in for CuPy that runs these kernels."""
@@ -96,7 +96,8 @@ def configs_of(kernels: Kernels) -> set[KernelConfig]:
     x |= arrays(case, *case.operands) if case.operands else {}
     wide = (False, True) if case.storage.itemsize == 2 and not kernels.plain else (False,)
     strided = (case,) if kernels.plain or kernels.algorithm == "fa3" else (case, odd)
-    ways = [(1, False), *[(2, False)] * kernels.parted, *[(2, True)] * kernels.cut]
+    ways = [(1, False, 0), *[(2, False, 0)] * kernels.parted]
+    ways += [(2, True, 0), (2, True, 1)] * kernels.cut
     for shared in ways:
         with session_of(kernels, shared, make) as host:
             named = dict.fromkeys((QKV, case.wrt))

@@ -80,7 +80,7 @@ def test_cut_last_tiles_against_float64(
     dims: tuple[int, int], dtype: str, parts: int, last: int
 ) -> None:
     """The last tiles are cut, within a head and over several; blocks of rows wait for all parts."""
-    runner = EmulatedRunner("90", "fa3", num_sms=1)
+    runner = EmulatedRunner("90", "fa3", num_sms=last)
     case = Case(2, 6, 2, 270, 300, *dims, dtype, seed=1)
     x = arrays(case, "q", "k", "v", "dout", "dlse")
     with parts_forced(parts, cut=True, last=last):

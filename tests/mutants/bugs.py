@@ -32,6 +32,7 @@ from . import (
     fa3_backward_serial,
     fa3_cut,
     fa3_few,
+    fa3_last,
     fa3_order,
     fa3_short,
     fa3_stay,
@@ -108,6 +109,7 @@ BUGS = (
     *key_chunks.BUGS,
     *fa3_few.HOST,
     *fa3_cut.HOST,
+    *fa3_last.HOST,
     *fa3_short.HOST,
     *fa3_stay.HOST,
 )
@@ -126,6 +128,7 @@ EMULATED_BUGS = (
     *fa3_order.BUGS,
     *fa3_few.BUGS,
     *fa3_cut.BUGS,
+    *fa3_last.BUGS,
     *fa3_short.BUGS,
     *fa3_stay.BUGS,
     *alibi.HOPPER,

@@ -8,7 +8,7 @@ from .hopper_problems import PARTED_GRADIENTS
 __all__ = ["BUGS"]
 
 _KERNEL = "cuda_src/fa3/backward.cu"
-_MATH = "cuda_src/fa3/backward_math.cuh"
+_STORE = "cuda_src/fa3/backward_store.cuh"
 _SUM = "cuda_src/fa3/sum_parts.cu"
 _TYPES = "cuda_src/fa3/backward_types.cuh"
 
@@ -30,23 +30,23 @@ BUGS = (
     Bug(
         "all batch entries have the sums of the first",
         _SUM,
-        "static_cast<long long>(at.batch) * params.shape.heads_kv + at.head;",
-        "at.head;",
+        "at.row_of_parts = head * static_cast<int>(params.parts) * params.padded_keys + at.row;",
+        "at.row_of_parts = at.head * params.parts * params.padded_keys + at.row;",
         PARTED_GRADIENTS,
     ),
     Bug(
         "both warpgroups leave their part in the rows of the first",
-        _MATH,
-        "part_row(c) + part * kKeysOfWarpgroup + warp_row()",
-        "part_row(c) + warp_row()",
+        _STORE,
+        "part_row(c) + first + row",
+        "part_row(c) + row",
         PARTED_GRADIENTS,
     ),
     Bug(
         "the parts of dK lack the scale",
-        _MATH,
-        "gradient.for_each([&](float& x, int, int, int, int) { x *= scale; });\n"
-        "    if constexpr (Config::parted)",
-        "if constexpr (Config::parted)",
+        _STORE,
+        "gradient.for_each([&](float& x, int, int, int, int) { x *= factor; });\n"
+        "  if constexpr (Config::cut_last)",
+        "if constexpr (Config::cut_last)",
         PARTED_GRADIENTS,
     ),
     Bug(

@@ -30,15 +30,15 @@ _WAITS = (
         "a share is finished before it is summed",
         _ROWS,
         "await_count<Config>(&counters_of(params, share.batch, share.kv_head).summed,\n"
-        "                        kv_tiles_of_head<Config>(params));",
+        "                        adding_blocks<Config>(params, share));",
         "",
         GRADIENTS,
     ),
     Bug(
         "a share is finished when one tile is yet to add to it",  # the tile with the longest loop
         _ROWS,
-        ".summed,\n                        kv_tiles_of_head<Config>(params));",
-        ".summed,\n                        kv_tiles_of_head<Config>(params) - 1);",
+        ".summed,\n                        adding_blocks<Config>(params, share));",
+        ".summed,\n                        adding_blocks<Config>(params, share) - 1);",
         GRADIENTS,
     ),
     Bug(

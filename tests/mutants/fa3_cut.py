@@ -11,6 +11,7 @@ _TYPES = "cuda_src/fa3/backward_types.cuh"
 _CUTS = "cuda_src/fa3/backward_parts.cuh"
 _SCORE = "cuda_src/fa3/backward_score.cuh"
 _PARTS = "cuflash/planning/key_parts.py"
+_CHOICE = "cuflash/planning/parts_choice.py"
 _PLAN = "cuflash/planning/fa3.py"
 
 _CUT = "test_key_parts.py::test_cut_steps_against_float64"
@@ -42,13 +43,13 @@ BUGS = (
     ),
     _bug(
         "all cuts have equally many steps, and some are left out",
-        "cut_count = static_cast<int>(steps * (part + 1) / parts) - cut_begin;",
-        "cut_count = static_cast<int>(steps / parts);",
+        "cut_count = static_cast<int>(each + others * (part + 1) / parts - earlier);",
+        "cut_count = static_cast<int>(each);",
     ),
     _bug(
         "every cut has the steps of the first",
-        "const unsigned part = static_cast<unsigned>(item.head) % parts;",
-        "const unsigned part = 0;",
+        "unsigned part = static_cast<unsigned>(item.head) % parts;",
+        "unsigned part = 0;",
     ),
     _bug(
         "a cut has the query heads of a part",
@@ -83,14 +84,14 @@ BUGS = (
 HOST = (
     Bug(
         "steps are cut in a fixed order too",
-        _PARTS,
+        _CHOICE,
         "return not (problem.uses or problem.deterministic)",
         "return not problem.uses",
         _UNIT + "test_no_steps_are_cut_in_a_fixed_order_or_with_features",
     ),
     Bug(
         "steps are cut with features too",
-        _PARTS,
+        _CHOICE,
         "return not (problem.uses or problem.deterministic)",
         "return not problem.deterministic",
         _UNIT + "test_no_steps_are_cut_in_a_fixed_order_or_with_features",
@@ -98,14 +99,14 @@ HOST = (
     Bug(
         "blocks of rows convert sums of cut steps",
         _PLAN,
-        "if shared.cut:  # no block has all rows of a head",
+        "if shared.cut and not shared.last:  # no block has all rows of a head",
         "if False:",
         _UNIT + "test_of_cut_steps_another_kernel_clears_and_converts_all_rows",
     ),
     Bug(
         "blocks clear sums for others where steps are cut",
         _PLAN,
-        "clears = not (tile.stays or shared.cut)",
+        "clears = not (tile.stays or (shared.cut and not shared.last))",
         "clears = not tile.stays",
         _UNIT + "test_of_cut_steps_another_kernel_clears_and_converts_all_rows",
     ),
@@ -119,7 +120,7 @@ HOST = (
     Bug(
         "the main kernel is not told that steps are cut",
         _PARTS,
-        '"cut": int(self.shared.cut)',
+        '"cut": int(shared.cut)',
         '"cut": 0',
         _UNIT + "test_of_cut_steps_another_kernel_clears_and_converts_all_rows",
     ),
@@ -139,35 +140,35 @@ HOST = (
     ),
     Bug(
         "the sums of dQ of one entry are cleared and converted",
-        _PARTS,
+        _CHOICE,
         "rows = problem.batch * problem.heads_q * problem.seqlen_q",
         "rows = problem.heads_q * problem.seqlen_q",
         "tests/unit/test_plan_key_parts_time.py",
     ),
     Bug(
         "steps of many tiles are counted",
-        _PARTS,
+        _CHOICE,
         "if problem.batch * problem.heads_kv * tiles > _MANY_ROUNDS * at_once:",
         "if False:",
         "tests/unit/test_plan_key_parts_time.py",
     ),
     Bug(
         "parts are free",
-        _PARTS,
+        _CHOICE,
         "time += _SUM + 8 * numbers / _PARTS_RATE",
         "time += _SUM",
         _UNIT + "test_parts_where_blocks_are_few",
     ),
     Bug(
         "sums of dQ that other kernels clear and convert are free",
-        _PARTS,
+        _CHOICE,
         "time += rows * tile.head_dim * _BYTES_OF_SUM / _SUMS_RATE",
         "time += 0",
         _UNIT + "test_parts_where_blocks_are_few",
     ),
     Bug(
         "the longest block has no tail",
-        _PARTS,
+        _CHOICE,
         "steps = max(block, share + tail * block)",
         "steps = max(block, share)",
         _UNIT + "test_parts_where_blocks_are_few",

@@ -180,7 +180,7 @@ PLANNING = (
     ),
     OutsideBug(
         "parts_that_do_not_divide",
-        "cuflash/planning/key_parts.py",
+        "cuflash/planning/parts_choice.py",
         "yield from (Parts(n) for n in range(1, group + 1) if group % n == 0)",
         "yield from (Parts(n) for n in range(1, group + 1))",
         "planning",

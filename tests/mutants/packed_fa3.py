@@ -79,7 +79,7 @@ BUGS = (
     ),
     packed_bug(
         "the last block of dK of fa3 reaches into the next sequence",
-        "cuda_src/fa3/backward_math.cuh",
+        "cuda_src/fa3/backward_store.cuh",
         "c.seq.rows_kv - key, columns);",
         "c.params.shape.seqlen_kv - static_cast<int>(c.seq.kv_row0) - key, columns);",
         "fa3",

@@ -242,7 +242,7 @@ HOPPER = (
     ),
     _bug(
         "gradients of keys behind the end of a block are not written",
-        "cuda_src/fa3/backward_math.cuh",
+        "cuda_src/fa3/backward_store.cuh",
         "c.seq.rows_kv - key, columns);",
         "c.seq.seqlen_kv - key, columns);",
         "fa3",

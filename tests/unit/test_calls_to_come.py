@@ -204,25 +204,29 @@ def test_one_query_of_many_heads_on_many_keys_has_its_kernels_too() -> None:
     assert needed <= set(kernels_of(HALF, LIMITS["90"]))
 
 
+@pytest.mark.parametrize("mask", ["full", "causal"])
 @pytest.mark.parametrize("lengths", [(18, 10709), (512, 512), (8192, 8192)], ids=str)
 def test_whether_blocks_share_keys_depends_on_heads_that_nobody_gave(
-    lengths: tuple[int, int],
+    lengths: tuple[int, int], mask: str
 ) -> None:
     some = _any_problem(HALF, random.Random(7))
-    calls = replace(HALF, operations=("backward",), masks=("causal",), seqlens=(lengths,))
+    calls = replace(HALF, operations=("backward",), masks=(mask,), seqlens=(lengths,))
     listed = set(kernels_of(calls, LIMITS["90"]))
-    asked = {"operation": "backward", "mask": "causal", "q_offset": lengths[1] - lengths[0]}
+    asked = {"operation": "backward", "mask": mask, "q_offset": lengths[1] - lengths[0]}
     asked |= {"seqlen_q": lengths[0], "seqlen_kv": lengths[1]}
     kinds = set()
-    some_heads = ((1, 1, 1), (1, 2, 1), (1, 64, 2), (1, 64, 1), (90, 64, 2), (9, 7, 7))
+    some_heads = ((1, 1, 1), (1, 2, 1), (1, 64, 2), (1, 64, 1), (90, 64, 2), (9, 7, 7), (1, 9, 9))
     for batch, heads_q, heads_kv in some_heads:
         heads = {"batch": batch, "heads_q": heads_q, "heads_kv": heads_kv}
         chosen = plan(replace(some, **asked, **heads), LIMITS["90"])
         constants = dict(chosen.launches[1].config.constants)
-        kinds.add((constants.get("parted", 0), constants.get("cut", 0)))
+        kinds.add(tuple(constants.get(name, 0) for name in ("parted", "cut", "cut_last")))
         assert {launch.config for launch in chosen.launches} <= listed, heads
     few = lengths[0] <= 128  # then blocks keep the queries, or steps are cut
-    assert kinds == {(0, 0), (1, 1), *[(1, 0)] * (not few)}, "whole, cut, and in parts"
+    expected = {(0, 0, 0), (1, 1, 0), *[(1, 0, 0)] * (not few)}  # whole, cut, and in parts
+    if mask == "full":
+        expected |= {(1, 1, 1)}  # the last tiles are cut
+    assert kinds == expected
 
 
 def test_packed_sequences_come_with_nothing_that_is_refused_beside_them() -> None:

@@ -75,13 +75,30 @@ def _cut(number: int) -> Parts:
         ("1 1/1", 4096, 128, _cut(6), _cut(4)),
         ("1 2/2", 8192, 128, _cut(2), 1),
         ("1 4/4", 8192, 128, 1, 1),
-        ("1 6/6", 4096, 128, 1, _cut(2)),
+        ("1 6/6", 4096, 128, 1, Parts(2, True, 60)),
         ("1 1/1", 4096, 32, _cut(6), _cut(4)),
         # Enough tiles.
-        ("2 32/8", 8192, 128, 1, 1),
-        ("2 64/8", 8192, 128, 1, 1),
         ("2 32/8", 2048, 128, 1, 1),
         ("8 32/8", 512, 64, 1, 1),
+        # The tiles that full rounds leave: 15.5 rounds and fewer.
+        ("1 32/32", 8192, 128, 1, Parts(5, True, 68)),
+        ("1 16/16", 16384, 128, 1, Parts(7, True, 68)),
+        ("8 16/16", 2048, 128, 1, 1),
+        ("1 16/16", 8192, 256, 1, Parts(5, True, 68)),
+        ("1 16/16", 8192, 192, 1, Parts(5, True, 68)),
+        ("1 9/9", 8192, 128, 1, Parts(5, True, 48)),
+        ("1 5/5", 8192, 128, 1, Parts(2, True, 56)),
+        ("1 9/9", 4096, 128, 1, Parts(5, True, 24)),
+        ("1 5/5", 8192, 64, 1, Parts(2, True, 56)),
+        ("1 10/10", 4096, 64, 1, Parts(2, True, 56)),
+        ("1 20/20", 8192, 64, 1, 1),
+        ("1 12/12", 8192, 64, 1, 1),
+        ("1 3/3", 4096, 256, 1, Parts(2, True, 60)),
+        ("2 32/8", 8192, 128, 1, Parts(5, True, 100)),
+        ("1 20/5", 8192, 128, 1, Parts(7, True, 56)),
+        # After many rounds blocks end at any time: 31 rounds and four tiles.
+        ("1 64/64", 8192, 64, 1, 1),
+        ("1 64/64", 8192, 128, 1, 1),
         # No group that could have parts; the last problem has no work at all.
         ("8 8/8", 128, 64, 1, 1),
         ("0 8/1", 8192, 64, 1, 1),
@@ -134,7 +151,11 @@ def test_parts_divide_the_group_and_leave_full_rounds_alone(
     problem = _problem(f"{batch} {group * heads}/{heads}", seqlen, 128, mask)
     parts = _parts(problem)
     assert parts.cut or group % parts.number == 0
-    if batch * heads * (seqlen // 128) >= 132 * 16:
+    tiles = batch * heads * -(-seqlen // 128)
+    assert parts.last in (0, tiles % 132)
+    if mask == "causal" or tiles % 132 == 0 or tiles >= 132 * 16:
+        assert parts.last == 0
+    if tiles >= 132 * 16:
         assert parts == Parts(1)
 
 
@@ -169,7 +190,7 @@ def test_the_main_kernel_takes_a_part_for_a_head(
     assert (main.boxes, parted.launches[0]) == (other.boxes, of_heads.launches[0])
     assert parted.launches[2:-1] == whole.launches[2:] == of_heads.launches[2:]
     constants = dict(main.config.constants)
-    assert constants == dict(one.config.constants) | {"parted": 1, "cut": 0}
+    assert constants == dict(one.config.constants) | {"parted": 1, "cut": 0, "cut_last": 0}
     assert replace(main.config, constants=one.config.constants) == one.config
     assert dict(one.config.constants)["parted"] == 0
     assert not {"parts", "heads_kv"} & dict(one.arguments).keys()
@@ -232,7 +253,7 @@ def test_the_sum_has_a_warp_for_every_place(d: int, dv: int, deterministic: bool
     launch = parted.launches[-1]
     assert (launch.config.generation, launch.config.kernel) == ("fa3", "sum_parts")
     constants = dict(launch.config.constants)
-    assert constants == {"warps": 8, "sum_rows": 16, "sum_columns": 32}
+    assert constants == {"warps": 8, "sum_rows": 16, "sum_columns": 32, "cut_last": 0}
     places = 3 * 2 * 63 * ((d + dv) // 32)  # 63 groups of 16 keys cover 1000 keys
     assert launch.grid == -(-places // 8)
     keys = -(-1000 // parted.tile.block_kv) * parted.tile.block_kv

@@ -43,7 +43,9 @@ def test_parts_of_many_tiles_are_not_considered() -> None:
 
 
 @pytest.mark.parametrize(("d", "dv"), [(64, 64), (192, 128), (192, 256)])
-@pytest.mark.parametrize("parts", [Parts(1), Parts(4), Parts(3, cut=True)])
+@pytest.mark.parametrize(
+    "parts", [Parts(1), Parts(4), Parts(3, cut=True), Parts(3, True, 5), Parts(40, True, 7)]
+)
 @pytest.mark.parametrize("mask", ["full", "causal"])
 def test_the_predicted_time_has_these_terms(mask: str, parts: Parts, d: int, dv: int) -> None:
     """Steps, blocks, the bytes of partial tiles, and those of the sums of dQ."""
@@ -57,16 +59,19 @@ def test_the_predicted_time_has_these_terms(mask: str, parts: Parts, d: int, dv:
     tiles, q_tiles = -(-900 // keys), -(-1500 // rows)
     seen = [q_tiles - (keys * i // rows if mask == "causal" else 0) for i in range(tiles)]
     block = -(-max(seen) * 4 // parts.number) + 1.5
-    blocks = 3 * 2 * tiles * parts.number
+    blocks = (parts.last or 3 * 2 * tiles) * parts.number
+    if parts.last and mask == "causal":
+        return  # such tiles take unequal time, and only equal ones are cut in this way
     if mask == "full":
         steps = -(-blocks // 132) * block
+        steps += (parts.last > 0) * (q_tiles * 4 + 1.5)  # whole tiles, fewer than 132
     else:
         share = (3 * 8 * sum(seen) + 1.5 * blocks) / 132
         steps = max(block, share + (0.3 if keys == 64 else 0.15) * block)
     expected = 10 + 2.1 * steps * rows * keys * (3 * d + 2 * dv) / (64 * 128 * 640)
     if parts.number > 1:
         expected += 3 + 8 * blocks * keys * (d + dv) / 3.1e6
-    if parts.cut:
+    if parts.cut and not parts.last:
         expected += 10 * 3 * 8 * 1500 * d / 4e6
     of_tiles = parts_choice._StepsOfTiles.of(parts_choice._lengths(problem, tile))
     assert parts_choice._time(parts, problem, tile, of_tiles, 132) == pytest.approx(expected)

@@ -1,15 +1,9 @@
-"""The order in which blocks of FlashAttention-3's backward pass clear, multiply and finish.
-
-What a block does is computed here again from its number and the launch's parameters, as in
-``cuda_src/fa3/backward_clear.cuh`` (``clear_role``), ``cuda_src/fa3/backward_rows.cuh``
-(``BlockPlace``) and ``cuda_src/tile/schedule.cuh``.
-"""
+"""The order in which blocks of FlashAttention-3's backward pass clear, multiply and finish."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -17,10 +11,13 @@ from hypothesis import strategies as st
 
 from cuflash.planning import row_order
 from cuflash.planning.fa3 import fa3_plan
+from cuflash.planning.key_parts import ONE_PART, Parts
 from cuflash.planning.problem import AttentionProblem
 from cuflash.planning.row_order import RowOrder
 from cuflash.planning.tiles import fa3
 
+from .launched_order import Launched
+from .launched_order import launched as of_order
 from .test_plan_fa3 import HOPPER, planned
 from .test_plan_fa3_backward import main_of, of_gradients
 
@@ -31,105 +28,22 @@ pytestmark = pytest.mark.usefixtures("any_lengths")
 ROUNDS = row_order._ROUNDS
 
 
-@dataclass(frozen=True)
-class Launched:
-    """The kernel's parameters, and the multiprocessors that run it."""
-
-    heads: int  # heads of keys in all batch entries
-    tiles: int  # tiles of each head
-    head_group: int
-    tiles_of_round: int  # 0: there are no blocks of rows
-    grid: int
-    ahead: int
-    convert_lag: int
-    num_sms: int
-
-    @property
-    def every(self) -> int:
-        """Tiles of all heads."""
-        return self.heads * self.tiles
-
-    @property
-    def rounds(self) -> int:
-        """The number of rounds; each is a block of rows and then the blocks of several tiles."""
-        return -(-self.every // self.tiles_of_round) if self.tiles_of_round else 0
-
-    @property
-    def after_all(self) -> int:
-        """The first block after the rounds, or after the tiles if there are no rounds."""
-        return self.rounds * (self.tiles_of_round + 1) or self.every
-
-    def head(self, tile: int) -> int:
-        """The head of a tile, by its position in the order; ``TileOrder::place``."""
-        first = tile // (self.head_group * self.tiles) * self.head_group
-        width = min(self.head_group, self.heads - first)
-        return first + (tile - first * self.tiles) % width
-
-    def tile(self, block: int) -> int | None:
-        """The tile of a block; None for a block of rows, or if the block has nothing to do."""
-        if self.tiles_of_round == 0:
-            return block
-        number, within = divmod(block, self.tiles_of_round + 1)
-        tile = number * self.tiles_of_round + within - 1
-        return tile if number < self.rounds and within > 0 and tile < self.every else None
-
-    def finished(self, block: int) -> range:
-        """Tiles whose shares of the rows a block of rows finishes."""
-        number, within = divmod(block, self.tiles_of_round + 1)
-        begin = min(number, self.rounds) * self.tiles_of_round - self.convert_lag
-        most = self.tiles_of_round
-        if number >= self.rounds:
-            begin += block - self.rounds * (self.tiles_of_round + 1)
-            most = 1
-        elif within > 0:
-            most = 0
-        first = max(begin, 0)
-        return range(first, first + max(min(begin + most, self.every) - first, 0))
-
-    def of_tiles(self) -> list[tuple[int, int]]:
-        """Tiles that are multiplied, each with its block."""
-        found = ((self.tile(block), block) for block in range(self.grid))
-        return [(tile, block) for tile, block in found if tile is not None]
-
-    def of_rows(self) -> Iterator[tuple[int, range]]:
-        """Blocks without a tile, and the shares that each of them finishes."""
-        for block in range(self.grid):
-            if self.tile(block) is None:
-                yield block, self.finished(block)
-
-    def clearing(self) -> Iterator[tuple[int, int]]:
-        """Tiles whose shares of the rows are cleared, each with the block that does it."""
-        for tile, block in self.of_tiles():
-            if tile + self.ahead < self.every:
-                yield tile + self.ahead, block
-
-    def first_and_last(self) -> dict[int, tuple[int, int]]:
-        """The blocks of the first and of the last of each head's tiles."""
-        found: dict[int, tuple[int, int]] = {}
-        for tile, block in self.of_tiles():
-            first, last = found.get(self.head(tile), (block, block))
-            found[self.head(tile)] = min(first, block), max(last, block)
-        return found
-
-
-def _launched(order: RowOrder) -> Launched:
-    behind = order.convert_lag if order.tiles_of_round else 0
-    of = order.heads, order.tiles, order.head_group, order.tiles_of_round, order.blocks
-    return Launched(*of, order.ahead, behind, order.num_sms)
-
-
 @st.composite
 def _orders(draw: st.DrawFn) -> Launched:
     """Orders of some hundred tiles on devices so small that blocks clear the rows of many tiles."""
     tiles = draw(st.integers(1, 30))
     heads = draw(st.integers(1, max(1, 600 // tiles)))
     head_group, shares = draw(st.integers(1, min(heads, 9))), draw(st.integers(0, 12))
-    return _launched(RowOrder(heads, tiles, head_group, shares, draw(st.integers(1, 12))))
+    num_sms, shared = draw(st.integers(1, 12)), ONE_PART
+    if draw(st.booleans()):  # then heads come one at a time, and fewer tiles than a round are cut
+        last = draw(st.integers(1, min(num_sms, heads * tiles)))
+        head_group, shared = 1, Parts(draw(st.integers(2, 9)), True, last)
+    return of_order(RowOrder(heads, tiles, head_group, shares, num_sms, shared=shared))
 
 
 #: Orders of 132 multiprocessors: one head; no row cleared inside; one head group; many short heads.
 _REAL = [
-    _launched(RowOrder(*of, shares, 132))
+    of_order(RowOrder(*of, shares, 132))
     for of in ((1, 1, 1), (80, 4, 8), (117, 3, 8), (12, 30, 8), (700, 1, 5))
     for shares in (0, 8)
 ]
@@ -139,10 +53,14 @@ thoroughly = settings(max_examples=200)
 
 @thoroughly
 @given(ORDERS)
-def test_every_tile_is_done_by_one_block(launched: Launched) -> None:
-    assert sorted(tile for tile, _ in launched.of_tiles()) == list(range(launched.every))
-    blocks = Counter(launched.head(tile) for tile, _ in launched.of_tiles())
-    assert blocks == dict.fromkeys(range(launched.heads), launched.tiles)
+def test_every_tile_is_done_by_one_block_and_each_of_the_last_by_all_its_parts(
+    launched: Launched,
+) -> None:
+    shared, whole = launched.shared, launched.every - launched.shared.last
+    blocks = Counter(tile for tile, _ in launched.of_tiles())
+    assert blocks == {tile: 1 if tile < whole else shared.number for tile in range(launched.every)}
+    tiles = Counter(launched.head(tile) for tile in blocks)
+    assert tiles == dict.fromkeys(range(launched.heads), launched.tiles)
 
 
 @thoroughly
@@ -200,7 +118,7 @@ def test_there_is_no_block_too_many(launched: Launched) -> None:
     """After the rounds each block finishes a share; only the last round may have idle blocks."""
     after_all = launched.after_all
     assert launched.grid >= after_all
-    assert launched.tiles_of_round or launched.grid == launched.every
+    assert launched.tiles_of_round or launched.grid == launched.places
     for block, finished in launched.of_rows():
         assert len(finished) == 1 or block < after_all
         assert (
@@ -252,13 +170,17 @@ def test_a_launch_has_the_numbers_of_its_order(
     main, arguments = main_of(chosen), dict(main_of(chosen).arguments)
     seen = arguments.get("heads_kv", problem.heads_kv)  # each part of a group counts as a head
     heads, tiles = problem.batch * seen, -(-problem.seqlen_kv // tile.block_kv)
-    cut = dict(main.config.constants)["cut"] == 1  # then blocks clear and convert no rows
+    constants, shared = dict(main.config.constants), ONE_PART
+    if constants["cut_last"]:
+        shared = Parts(arguments["parts"], True, heads * tiles - arguments["whole_tiles"])
+        assert shared.last == heads * tiles % num_sms
+    cut = constants["cut"] and not shared.last  # then blocks clear and convert no rows
     shares = 0 if cut else shares
-    order = RowOrder(heads, tiles, arguments["head_group"], shares, num_sms, not cut)
-    launched = _launched(order)
+    order = RowOrder(heads, tiles, arguments["head_group"], shares, num_sms, not cut, shared)
+    launched = of_order(order)
     assert (main.grid, arguments["ahead"]) == (launched.grid, launched.ahead)
     assert arguments.get("convert_lag") == (launched.convert_lag if shares else None)
-    assert dict(main.config.constants)["kv_tiles_per_convert_block"] == shares
+    assert constants["kv_tiles_per_convert_block"] == shares
     before, every = chosen.launches[0], problem.batch * problem.heads_q
     cleared = every if cut else launched.ahead // tiles * (problem.heads_q // seen)
     assert dict(before.arguments)["cleared"] == cleared
@@ -277,7 +199,8 @@ def test_every_counter_has_a_place_and_is_cleared(problem: AttentionProblem, num
     assert cleared == 2 + of_block  # whatever the lengths: it is part of the compiled kernel
     assert turns == 4 * before.grid * cleared
     seen = dict(chosen.launches[1].arguments).get("heads_kv", problem.heads_kv)
-    if dict(chosen.launches[1].config.constants)["cut"]:
+    constants = dict(chosen.launches[1].config.constants)
+    if constants["cut"] and not constants["cut_last"]:
         return  # no block counts rows
     counters = 2 * problem.batch * seen
     if problem.deterministic:
