@@ -142,8 +142,7 @@ def _last_tiles(
     """Yield the ways to cut the tiles that are left after whole rounds."""
     rounds, last = divmod(problem.batch * problem.heads_kv * of_tiles.tiles, at_once)
     if _may_cut_last(problem) and last and 0 < rounds < _MANY_EVEN_ROUNDS:
-        most = min(_MOST_CUTS, of_tiles.longest * problem.group)
-        yield from (Parts(n, True, last) for n in range(2, most + 1))
+        yield from (Parts(n, True, last) for n in range(2, _MOST_CUTS + 1))
 
 
 def kinds_of_parts(problem: AttentionProblem) -> Iterator[Parts]:

@@ -192,13 +192,6 @@ HOST = (
         "tests/unit/test_plan_key_parts_time.py",
     ),
     Bug(
-        "a last part may have no step",
-        _CHOICE,
-        "most = min(_MOST_CUTS, of_tiles.longest * problem.group)",
-        "most = _MOST_CUTS",
-        _CHOICES,
-    ),
-    Bug(
         "rounds end with the tiles and not with their parts",
         _ORDER,
         "return self.heads * self.tiles + shared.last * (shared.number - 1)",
