@@ -19,6 +19,8 @@ _EVERY_HEAD = tuple(sorted({*range(1, 65), *(int(64 * 1.15**i) for i in range(30
 _MORE = 64
 #: Keys that few queries have whole, and keys that are split among blocks.
 _KEYS_OF_FEW = 64, 2**17
+#: Queries that fill some q tiles and half of one.
+_HALF = 2 * 128 + 64
 #: Beyond the last length no tile changes.
 _LENGTHS = tuple(2**i for i in range(4, 18))
 
@@ -69,7 +71,7 @@ def telling_lengths() -> tuple[tuple[int, int], ...]:
     They include both sides of every length at which the tables change, and enough lengths in
     between for plans that depend on lengths and heads. There are as many queries as keys, or
     one query as in decoding, or a few more; at some lengths two, and as many as the kernel for
-    few queries takes.
+    few queries takes. Of some the last q tile of a gradient is half empty.
     """
     shorter = [n for row in fa3_tables.FORWARD for n in (row.longest, row.longest_causal)]
     shorter += [row.longest for row in fa3_tables.FORWARD_WITH_PAIRS]
@@ -78,4 +80,6 @@ def telling_lengths() -> tuple[tuple[int, int], ...]:
     edges = [n for last in (*shorter, *longer) for n in (last, last + 1)]
     lengths = {*_LENGTHS, *(n for n in edges if 1 <= n <= MAX_SEQLEN)}
     few = ((queries, keys) for keys in _KEYS_OF_FEW for queries in (2, ROWS))
-    return (*((queries, keys) for keys in sorted(lengths) for queries in (keys, 1, _MORE)), *few)
+    half = ((_HALF, keys) for keys in (_HALF, 3 * _HALF))  # plain passes differ beyond the double
+    every = ((queries, keys) for keys in sorted(lengths) for queries in (keys, 1, _MORE))
+    return (*every, *few, *half)

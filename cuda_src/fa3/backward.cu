@@ -21,7 +21,9 @@
 // and round the sums, see backward_rows.cuh; otherwise a kernel does so afterwards. Where
 // Config::parted, several blocks share a tile, and their dK and dV are summed, see
 // backward_parts.cuh. Where Config::stays, a block goes through several kv tiles, see
-// backward_stay.cuh.
+// backward_stay.cuh. Where Config::half_last, the second half of the last q tile of a head lies
+// beyond the length, and the step of that tile leaves it out; dQ of the step still multiplies what
+// dS held before, but does not add it.
 //
 // Who waits for whom (see tile/pipeline.cuh):
 //   k_tail.raw              load's warp for K of a block with a tail, see backward_load.cuh
@@ -131,6 +133,8 @@ __device__ inline void math_role(const BackwardContext<Config>& c, int warpgroup
   do {
     if (skips_hidden && math.is_hidden(state.place)) {
       math.hidden_step(state, step);
+    } else if (Config::half_last && math.is_last(state.place)) {
+      if constexpr (Config::half_last) math.template step<Config::block_q / 2>(state, dk, dv, step);
     } else {
       math.step(state, dk, dv, step);
     }

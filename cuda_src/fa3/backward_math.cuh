@@ -94,8 +94,8 @@ struct BackwardMath {
   }
 
   // S^T = K Q^T or dP^T = V dO^T of the warpgroup's keys, as one group of products.
-  template <int depth_end, class Keys, class Queries>
-  __device__ __forceinline__ void issue_scores(Scores& scores, const Keys& keys,
+  template <int depth_end, class Products, class Keys, class Queries>
+  __device__ __forceinline__ void issue_scores(Products& scores, const Keys& keys,
                                                const Queries& queries, unsigned stage) const {
     const DepthInColumns<Keys> a(keys);
     const DepthInColumns<Queries> b(queries);
@@ -111,15 +111,15 @@ struct BackwardMath {
     ptx::wgmma_commit();
   }
 
-  // dV += P^T dO or dK += dS^T Q, as one group of products.
-  template <class Gradient, class Queries>
+  // dV += P^T dO or dK += dS^T Q of the first rows of the q tile, as one group of products.
+  template <int rows = Config::block_q, class Gradient, class Queries>
   __device__ __forceinline__ void issue_kv(Gradient& gradient, const ScoreOperand<Config>& scores,
                                            const Queries& queries, unsigned stage) const {
     const DepthInRows<Queries> b(queries);
     const unsigned b_step = stage * (sizeof(Queries) / 16);
     ptx::wgmma_fence();
 #pragma unroll
-    for (int query = 0; query < Config::block_q; query += 16) {
+    for (int query = 0; query < rows; query += 16) {
       ptx::wgmma<true>(Storage{}, gradient.value[0], scores.value[query / 16],
                        b.at(query) + b_step);
     }
@@ -156,6 +156,9 @@ struct BackwardMath {
   __device__ __forceinline__ void add_q(const QPlace& place, unsigned dead, Part& dq,
                                         int step) const {
     const RingPlace<kTurnStages> ring(step);
+    if constexpr (Config::half_last) {
+      if (warpgroup == 1 && is_last(place)) return;  // its rows lie beyond the length
+    }
     if constexpr (Config::ordered) {
       wait<Config>(c.shared.turn_full[ring.stage], ring.phase);
     } else if constexpr (!Config::stays) {
@@ -210,15 +213,15 @@ struct BackwardMath {
 
   // Clears the hidden pairs of `scores` (P, dP), and the rows of dead queries in Q and dO. Returns
   // the dead rows of dQ of this lane.
-  template <class... All>
+  template <int rows = Config::block_q, class... All>
   __device__ __forceinline__ unsigned hide(const StepState& state, unsigned stage, bool dead,
                                            const RowsOfKeys& place, All&... scores) const {
     const QueryNumbers<Config>& lse = c.shared.lse[stage];
     if (dead) {
-      apply_mask<Config>(lse, c.seq, place, scores...);
+      apply_mask<Config, rows>(lse, c.seq, place, scores...);
       return clear_dead(state.place, lse, c.shared.q[stage], c.shared.dout[stage]);
     }
-    if (is_edge(state.place)) apply_mask_to_live_queries<Config>(c.seq, place, scores...);
+    if (is_edge(state.place)) apply_mask_to_live_queries<Config, rows>(c.seq, place, scores...);
     return 0;
   }
 
@@ -261,13 +264,24 @@ struct BackwardMath {
     return dead_rows;
   }
 
-  // A step: its scores, then its gradients beside dQ of the step before.
+  static_assert(!Config::half_last ||
+                    (Types::q_parted_by_rows && !Config::ordered && !Mask<Config>::has_first),
+                "the second warpgroup adds nothing in the last q tile");
+
+  // Whether the place is the last q tile of a head.
+  __device__ __forceinline__ bool is_last(const QPlace& place) const {
+    return place.tile + 1 == c.blocks.end;
+  }
+
+  // A step: its scores, then its gradients beside dQ of the step before. Only the first `rows` rows
+  // of the q tile count.
+  template <int rows = Config::block_q>
   __device__ __forceinline__ void step(StepState& state, typename Types::KGradient& dk,
                                        typename Types::VGradient& dv, int number) const {
     const Ring ring(number);
     const ScoreRing score_ring(number);
     const unsigned stage = ring.stage;
-    Scores p, dp;
+    WarpTile<float, 16, 16, rows> p, dp;
     QGradient dq;
     find_place(state, number);
     wait<Config>(c.shared.q_full[stage], ring.phase);
@@ -309,16 +323,16 @@ struct BackwardMath {
         sum_pairs<Config, exponent>(c, place, weights, dp, c.shared.delta[stage]);
         differentiate<Config>(gradients, p, dp, c.shared.delta[stage]);
       } else {
-        dead_rows = hide(state, stage, dead, place, p, dp);
+        dead_rows = hide<rows>(state, stage, dead, place, p, dp);
         sum_pairs<Config, exponent>(c, place, p, dp, c.shared.delta[stage]);
         differentiate<Config>(gradients, p, dp, c.shared.delta[stage], weights);
       }
     }
-    store_gradients<Config>(gradients, c.shared.ds[0], score_ring.stage, part);
+    store_gradients<Config, rows>(gradients, c.shared.ds[0], score_ring.stage, part);
 
     issue_q(dq, number - 1, Config::stays ? state.has_before() : number > 0);
-    issue_kv(dv, weights, c.shared.dout[0], stage);
-    issue_kv(dk, gradients, c.shared.q[0], stage);
+    issue_kv<rows>(dv, weights, c.shared.dout[0], stage);
+    issue_kv<rows>(dk, gradients, c.shared.q[0], stage);
     // The fence waits for pending additions to device memory: it comes before dQ is added.
     ptx::fence_async_shared();
     __syncwarp();

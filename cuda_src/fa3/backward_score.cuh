@@ -152,10 +152,11 @@ __device__ __forceinline__ void clear_pair(ScoreOperand<Config>& operand, int n,
 }
 
 // Clears the pairs of P and dP that are hidden or have a dead query, whatever numbers they hold.
-template <class Config, class... All>
+// They hold the first `rows` queries of the q tile.
+template <class Config, int rows = Config::block_q, class... All>
 __device__ inline void apply_mask(const QueryNumbers<Config>& lse, const Sequence& seq,
                                   const RowsOfKeys& place, All&... scores) {
-  using Scores = typename BackwardTypes<Config>::Scores;
+  using Scores = WarpTile<float, 16, 16, rows>;
   const LanePosition lane;
 #pragma unroll
   for (int n = 0; n < Scores::column_fragments; ++n) {
@@ -176,11 +177,11 @@ __device__ inline void apply_mask(const QueryNumbers<Config>& lse, const Sequenc
 
 // The same for a q tile without dead queries: clears, for each key, the queries before the first
 // that sees it and after the last.
-template <class Config, class... All>
+template <class Config, int rows = Config::block_q, class... All>
 __device__ __forceinline__ void apply_mask_to_live_queries(const Sequence& seq,
                                                            const RowsOfKeys& place,
                                                            All&... scores) {
-  using Scores = typename BackwardTypes<Config>::Scores;
+  using Scores = WarpTile<float, 16, 16, rows>;
   const LanePosition lane;
 #pragma unroll
   for (int group = 0; group < 2; ++group) {
@@ -354,12 +355,12 @@ struct GradientsPlace {
   }
 };
 
-template <class Config, class Panels>
+template <class Config, int rows = Config::block_q, class Panels>
 __device__ __forceinline__ void store_gradients(const ScoreOperand<Config>& gradients, Panels& ds,
                                                 unsigned stage, int part) {
   const GradientsPlace<Panels> place(ds, stage, part);
 #pragma unroll
-  for (int i = 0; i < Config::block_q / 16; ++i) place.store(i, gradients.value[i]);
+  for (int i = 0; i < rows / 16; ++i) place.store(i, gradients.value[i]);
 }
 
 // The threads of a warpgroup clear the rows of dead queries.

@@ -220,7 +220,9 @@ def _with_parts(
     shared = parts or parts_of(problem, tile, at_once)
     if shared.cut and not shared.last:  # no block has all rows of a head
         tile = replace(tile, kv_tiles_per_convert_block=0)
-    return replace(tile, stays=_stays(problem, tile, shared.number)), shared
+    stays = _stays(problem, tile, shared.number)
+    half_last = shared.number == 1 and not stays and _has_half_step(problem, tile)
+    return replace(tile, stays=stays, half_last=half_last), shared
 
 
 def _backward_launch(
@@ -249,6 +251,14 @@ def _stays(problem: AttentionProblem, tile: fa3.Fa3BackwardTile, parts: int) -> 
     others = tile.ordered, tile.operand.stages, tile.kv_tiles_per_convert_block
     plain = not (problem.uses or any(others))
     return plain and parts == 1 and steps <= tile.stays_until
+
+
+def _has_half_step(problem: AttentionProblem, tile: fa3.Fa3BackwardTile) -> bool:
+    """Return whether at most half of the last q tile lies within the length. No features."""
+    rest = problem.seqlen_q % tile.block_q
+    few = 1 < problem.tiles(problem.seqlen_q, tile.block_q) <= tile.halves_until
+    others = problem.uses or problem.has_first or tile.ordered
+    return few and 0 < rest <= tile.block_q // 2 and not others
 
 
 def _boxes(problem: AttentionProblem, tile: fa3.Fa3BackwardTile) -> tuple[tuple[str, int], ...]:

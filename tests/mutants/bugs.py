@@ -32,6 +32,7 @@ from . import (
     fa3_backward_serial,
     fa3_cut,
     fa3_few,
+    fa3_half,
     fa3_last,
     fa3_order,
     fa3_short,
@@ -110,6 +111,7 @@ BUGS = (
     *fa3_few.HOST,
     *fa3_cut.HOST,
     *fa3_last.HOST,
+    *fa3_half.HOST,
     *fa3_short.HOST,
     *fa3_stay.HOST,
 )
@@ -129,6 +131,7 @@ EMULATED_BUGS = (
     *fa3_few.BUGS,
     *fa3_cut.BUGS,
     *fa3_last.BUGS,
+    *fa3_half.BUGS,
     *fa3_short.BUGS,
     *fa3_stay.BUGS,
     *alibi.HOPPER,

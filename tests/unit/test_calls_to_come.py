@@ -229,6 +229,18 @@ def test_whether_blocks_share_keys_depends_on_heads_that_nobody_gave(
     assert kinds == expected
 
 
+def test_a_half_empty_last_tile_has_its_kernels() -> None:
+    calls = replace(HALF, operations=("backward",), head_dims=((64, 64),))
+    listed = set(kernels_of(calls, LIMITS["90"]))
+    some = replace(_any_problem(calls, random.Random(7)), operation="backward", q_offset=0)
+    some = replace(some, batch=16, heads_q=20, heads_kv=20, head_dim=64, head_dim_v=64)
+    for mask, lengths in product(("full", "causal"), ((448, 1500), (1030, 1030))):
+        problem = replace(some, mask=mask, seqlen_q=lengths[0], seqlen_kv=lengths[1])
+        needed = {launch.config for launch in plan(problem, LIMITS["90"]).launches}
+        assert any(dict(kernel.constants).get("half_last") for kernel in needed)
+        assert needed <= listed
+
+
 def test_packed_sequences_come_with_nothing_that_is_refused_beside_them() -> None:
     calls = replace(HALF, packed=(True,), bias=("qk", None), mask_array=("k", None))
     calls = replace(calls, block_mask=(None, (64, 64)), used_lengths=(False, True))

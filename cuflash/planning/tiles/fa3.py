@@ -121,6 +121,9 @@ class Fa3BackwardTile:
     #: Whether a block computes several kv tiles, with two buffers of K and V.
     stays: bool = False
     stays_until: int = field(default=0, compare=False)  # most steps of a kv tile for that
+    #: Whether half of the last q tile lies beyond the length, and its step leaves it out.
+    half_last: bool = False
+    halves_until: int = field(default=0, compare=False)  # most q tiles for that
 
     #: Warpgroups that compute.
     warpgroups = 2
@@ -165,6 +168,7 @@ class Fa3BackwardTile:
             "fragment_rows": ARITHMETIC.fragment_rows,
             "ordered": int(self.ordered),
             "stays": int(self.stays),
+            "half_last": int(self.half_last),
             "load_registers": registers.load,
             "math_registers": registers.math,
             **self.operand.constants(),
@@ -274,6 +278,7 @@ def _over_queries(problem: AttentionProblem, every: bool) -> Iterator[Fa3Backwar
                 row.kv_tiles_per_convert_block,
                 row.zero_bytes,
                 stays_until=row.stays_until,
+                halves_until=row.halves_until,
             )
             yield from _with_operand_of_rows(problem, plain)
             yield plain

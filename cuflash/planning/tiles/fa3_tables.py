@@ -191,6 +191,7 @@ class BackwardRow(NamedTuple):
     zero_bytes: int = 4096  # bytes that one copy clears; they divide 16 rows of sums
     fewest_of_window: int = 0  # fewest keys of a window; 0: any mask
     stays_until: int = 0  # most steps of a kv tile for a block to compute several kv tiles
+    halves_until: int = 0  # most q tiles, if the step of the last one may be half as long
     lengths: tuple[int, int] = (0, 0)  # fewest and most queries and keys of a plain pass; 0: any
 
     def takes(self, problem: AttentionProblem) -> bool:
@@ -206,8 +207,9 @@ class BackwardRow(NamedTuple):
 BACKWARD = (
     BackwardRow(32, 32, 128, 128, 2, 0, 2048, stays_until=4),
     BackwardRow(64, 64, 128, 128, 2, 32, fewest_of_window=1024),  # 391 at 64, (512, 512)
-    BackwardRow(64, 64, 128, 128, 2, 16, lengths=(256, 4096)),  # the next: 1 to 2 % slower
-    BackwardRow(64, 64, 128, 128, 2),  # 570 at 64, seqlen 8192 full
+    # The next: 1 to 2 % slower.
+    BackwardRow(64, 64, 128, 128, 2, 16, halves_until=9, lengths=(256, 4096)),
+    BackwardRow(64, 64, 128, 128, 2, halves_until=9),  # 570 at 64, seqlen 8192 full
     BackwardRow(96, 96, 64, 128, 2, 8, 2048),  # 547 at 96, seqlen 8192 causal
     BackwardRow(128, 128, 64, 128, 2, 8),  # 633 at 128, seqlen 8192 full
     BackwardRow(192, 128, 64, 128, 2, 0, 512),  # 508 at 192/128, seqlen 8192 causal
