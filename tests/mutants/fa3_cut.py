@@ -16,6 +16,7 @@ _PLAN = "cuflash/planning/fa3.py"
 
 _CUT = "test_key_parts.py::test_cut_steps_against_float64"
 _UNIT = "tests/unit/test_plan_key_parts.py::"
+_CHOICES = "tests/unit/test_plan_parts_choice.py::"
 
 
 def _bug(name: str, find: str, replace: str, file: str = _CUTS, test: str = _CUT) -> Bug:
@@ -87,14 +88,14 @@ HOST = (
         _CHOICE,
         "return not (problem.uses or problem.deterministic)",
         "return not problem.uses",
-        _UNIT + "test_no_steps_are_cut_in_a_fixed_order_or_with_features",
+        _CHOICES + "test_no_steps_are_cut_in_a_fixed_order_or_with_features",
     ),
     Bug(
         "steps are cut with features too",
         _CHOICE,
         "return not (problem.uses or problem.deterministic)",
         "return not problem.deterministic",
-        _UNIT + "test_no_steps_are_cut_in_a_fixed_order_or_with_features",
+        _CHOICES + "test_no_steps_are_cut_in_a_fixed_order_or_with_features",
     ),
     Bug(
         "blocks of rows convert sums of cut steps",
@@ -157,20 +158,20 @@ HOST = (
         _CHOICE,
         "time += _SUM + 8 * numbers / _PARTS_RATE",
         "time += _SUM",
-        _UNIT + "test_parts_where_blocks_are_few",
+        _CHOICES + "test_parts_where_blocks_are_few",
     ),
     Bug(
         "sums of dQ that other kernels clear and convert are free",
         _CHOICE,
         "time += rows * tile.head_dim * _BYTES_OF_SUM / _SUMS_RATE",
         "time += 0",
-        _UNIT + "test_parts_where_blocks_are_few",
+        _CHOICES + "test_parts_where_blocks_are_few",
     ),
     Bug(
         "the longest block has no tail",
         _CHOICE,
         "steps = max(block, share + tail * block)",
         "steps = max(block, share)",
-        _UNIT + "test_parts_where_blocks_are_few",
+        _CHOICES + "test_parts_where_blocks_are_few",
     ),
 )

@@ -18,7 +18,7 @@ _ORDER = "cuflash/planning/row_order.py"
 _LAST = "test_key_parts.py::test_cut_last_tiles_against_float64"
 _PLANS = "tests/unit/test_plan_last_tiles.py"
 _ORDERS = "tests/unit/test_row_order.py"
-_CHOICES = "tests/unit/test_plan_key_parts.py::test_parts_where_blocks_are_few"
+_CHOICES = "tests/unit/test_plan_parts_choice.py::test_parts_where_blocks_are_few"
 
 
 def _bug(name: str, find: str, replace: str, file: str = _CUTS) -> Bug:
@@ -168,7 +168,7 @@ HOST = (
         _CHOICE,
         'return problem.mask == "full" and _may_cut(problem)',
         "return _may_cut(problem)",
-        "tests/unit/test_plan_key_parts.py",
+        "tests/unit/test_plan_parts_choice.py",
     ),
     Bug(
         "last tiles are cut after many rounds",

@@ -93,7 +93,7 @@ BUGS = (
         "cuflash/planning/parts_choice.py",
         "return self.shortest == self.longest",
         "return self.longest > 0",
-        "tests/unit/test_plan_key_parts.py::test_parts_where_blocks_are_few",
+        "tests/unit/test_plan_parts_choice.py::test_parts_where_blocks_are_few",
     ),
     Bug(
         "sums of the first query head of a group are cleared before",

@@ -221,7 +221,7 @@ def test_auto_takes_it_first(change: dict[str, Any]) -> None:
 @pytest.mark.parametrize(("width", "counters"), [(64, 1), (128, 2), (160, 2), (256, 2)])
 def test_ordered_sums_have_a_counter_for_every_q_tile(width: int, counters: int) -> None:
     """Each block of rows has two counters for kv heads, then one for each of its q tiles."""
-    wanted = of_gradients(width=width, seqlen_q=777)
+    wanted = of_gradients(width=width, seqlen_q=888)
     free, ordered = planned(wanted), planned(replace(wanted, deterministic=True))
     assert isinstance(free.tile, fa3.Fa3BackwardTile)
     assert ordered.tile == replace(free.tile, ordered=True)

@@ -30,7 +30,7 @@ _WIDTHS = ((64, 64), (96, 96), (128, 128), (192, 128), (192, 192), (256, 256))
 
 def _problem(**more: Any) -> AttentionProblem:
     """6 kv heads of 8 or 16 kv tiles."""
-    sizes = {"batch": 3, "heads_q": 24, "heads_kv": 2, "seqlen_q": 777, "seqlen_kv": 1000}
+    sizes = {"batch": 3, "heads_q": 24, "heads_kv": 2, "seqlen_q": 888, "seqlen_kv": 1000}
     return of_gradients(**({"mask": "full"} | sizes | more))
 
 
