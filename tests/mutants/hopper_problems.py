@@ -135,6 +135,6 @@ LISTS = {
         parts=2,
     ),
     NARROW_GRADIENTS: Listed(
-        _case(2, (4, 2), (600, 700), **_HALF), _case(40, (8, 2), (520, 600), **_HALF), backward=True
+        _case(2, (4, 2), (600, 700), **_HALF), _case(40, (8, 2), (590, 600), **_HALF), backward=True
     ),
 }
