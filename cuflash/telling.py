@@ -19,8 +19,8 @@ _EVERY_HEAD = tuple(sorted({*range(1, 65), *(int(64 * 1.15**i) for i in range(30
 _MORE = 64
 #: Keys that few queries have whole, and keys that are split among blocks.
 _KEYS_OF_FEW = 64, 2**17
-#: Queries that fill some q tiles and half of one.
-_HALF = 2 * 128 + 64
+#: Queries that fill some q tiles and half of one; keys up to twice as many, and more.
+_HALF, _KEYS_OF_HALF = 2 * 128 + 64, (512, 1024)
 #: Beyond the last length no tile changes.
 _LENGTHS = tuple(2**i for i in range(4, 18))
 
@@ -80,6 +80,6 @@ def telling_lengths() -> tuple[tuple[int, int], ...]:
     edges = [n for last in (*shorter, *longer) for n in (last, last + 1)]
     lengths = {*_LENGTHS, *(n for n in edges if 1 <= n <= MAX_SEQLEN)}
     few = ((queries, keys) for keys in _KEYS_OF_FEW for queries in (2, ROWS))
-    half = ((_HALF, keys) for keys in (_HALF, 3 * _HALF))  # plain passes differ beyond the double
+    half = ((_HALF, keys) for keys in _KEYS_OF_HALF)
     every = ((queries, keys) for keys in sorted(lengths) for queries in (keys, 1, _MORE))
     return (*every, *few, *half)
