@@ -140,7 +140,10 @@ class Fa3BackwardTile:
         for columns in (self.head_dim, self.head_dim_v):
             shared += self.num_stages * panels(self.block_q, columns)
         shared += self.score_stages * panels(self.block_q, self.block_kv)
-        shared += 4 * self.warpgroups * panels(16, PANEL)  # of dK and dV, a panel for each warp
+        if self.is_across:
+            shared += panels(self.block_q, self.block_kv)  # P
+        else:
+            shared += 4 * self.warpgroups * panels(16, PANEL)  # of dK and dV, a panel for each warp
         shared += 2 * self.num_stages * 4 * self.block_q  # lse and delta
         barriers = 2 + 2 * self.num_stages + 2 * self.score_stages + 7 + 6 * self.stays
         shared += 4 * 16  # notes of listed steps
@@ -150,9 +153,14 @@ class Fa3BackwardTile:
         return Footprint(shared, 65536 // threads // 8 * 8, threads)
 
     @property
+    def is_across(self) -> bool:
+        """Whether scores are queries x keys, and the warpgroups share the keys."""
+        return self.block_kv % ROWS > 0
+
+    @property
     def _k_parts(self) -> int:
         """Parts of K's columns: one for each warpgroup, if they divide keys but not rows of dQ."""
-        return self.warpgroups if self.block_q == ROWS < self.block_kv else 1
+        return self.warpgroups if self.block_q == ROWS < self.block_kv and not self.is_across else 1
 
     def constants(self, listed: bool = False) -> dict[str, int]:
         """Return the constants of ``Config`` for the device code, for listed or for all steps."""
