@@ -205,10 +205,10 @@ struct AcrossMath {
       arrive_warp<Config>(c.shared.ds_empty[ScoreRing(number - 1).stage]);
       math.add_q(c.before(state.place), state.dead_before, dq, number - 1);
     }
-    math.advance(state, dead_rows);
     ptx::wgmma_wait<0>();
     hold(gradient);
     end_step<Config>(Ring(number).stage);
+    math.advance(state, dead_rows);
   }
 
   __device__ __forceinline__ void value_step(StepState& state, typename Across::VGradient& dv,

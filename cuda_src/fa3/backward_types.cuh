@@ -50,6 +50,7 @@ struct BackwardTypes {
   static constexpr int gradient_warps = keys_shared ? 4 : math_warps;  // warps that make dS
   // The columns of dQ that the first warpgroup computes; the other one's begin after them.
   static constexpr int q_columns = q_parted_by_rows ? Config::head_dim
+                                   : across         ? kPanelColumns
                                    : keys_shared    ? 2 * kPanelColumns
                                                     : Config::head_dim / warpgroups;
   static_assert(keys_shared || Config::block_kv == warpgroups * kKeysOfWarpgroup,

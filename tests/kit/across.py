@@ -15,11 +15,8 @@ __all__ = ["across_alone", "across_tile"]
 
 
 def across_tile(problem: AttentionProblem) -> Fa3BackwardTile:
-    """Return the tile of queries x keys for the widths and the order of a backward pass."""
-    wide = max(problem.head_dim, problem.head_dim_v) > 192
-    width = 256 if wide else 192
-    tile = Fa3BackwardTile(64, 80 if wide else 96, 2, width, width, problem.deterministic, zero_bytes=1024)
-    return tile
+    """Return the tile of queries x keys for the order of a backward pass."""
+    return Fa3BackwardTile(64, 96, 2, 192, 192, problem.deterministic, zero_bytes=1024)
 
 
 @contextmanager
