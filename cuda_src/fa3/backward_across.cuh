@@ -1,6 +1,6 @@
-// FlashAttention-3 backward, the math roles of wide heads where scores are queries x keys. A product
-// has 64 rows, so that a kv tile may then have any multiple of 16 keys. More keys than 64 mean fewer
-// additions to dQ, which bound wide heads. Two warpgroups share the keys:
+// FlashAttention-3 backward, the math roles of wide heads where scores are queries x keys. A
+// product has 64 rows, so that a kv tile may then have any multiple of 16 keys. More keys than 64
+// mean fewer additions to dQ, which bound wide heads. Two warpgroups share the keys:
 //
 //   value role   S = Q K^T, P = exp(S - lse) -> shared memory; dV^T += dO^T P
 //   key role     dP = dO V^T, dS = P (dP - delta) -> shared memory; dK^T += Q^T dS
@@ -16,7 +16,7 @@
 //   ds_full          the key role for itself too: all of dS is written
 //   scores           both roles for each other: K and V are free for dK and dV
 //
-// There are no features, windows, parts, or blocks that stay.
+// There are no features, windows or varying lengths, and no blocks that stay or convert rows.
 #pragma once
 
 #include "../tile/store_transposed.cuh"
@@ -53,9 +53,9 @@ struct ScoreRows {
 template <class Config, class Types = BackwardTypes<Config>, class Across = AcrossTypes<Config>>
 struct AcrossMath {
   static_assert(!Mask<Config>::has_first && !Config::Lengths::vary && !Config::listed &&
-                    !Config::parted && !Config::stays && !Config::Weights::drops &&
-                    !Config::Score::has_slope && !Config::Score::summed &&
-                    Config::operand_stages == 0 && Config::kv_tiles_per_convert_block == 0,
+                    !Config::stays && !Config::Weights::drops && !Config::Score::has_slope &&
+                    !Config::Score::summed && Config::operand_stages == 0 &&
+                    Config::kv_tiles_per_convert_block == 0,
                 "tiles of queries x keys do not support these options");
   static_assert(Config::block_q == kRowsOfProduct, "a product has all queries");
   using Storage = typename Config::Storage;
@@ -157,10 +157,10 @@ struct AcrossMath {
     for (int i = 0; i < Across::blocks; ++i) {
       const auto& near = p.value[0][2 * i];
       const auto& far = p.value[0][2 * i + 1];
-      ptx::store_matrix_x4(to.at(i), {pack(Storage{}, near[0][0], near[0][1]),
-                                      pack(Storage{}, near[1][0], near[1][1]),
-                                      pack(Storage{}, far[0][0], far[0][1]),
-                                      pack(Storage{}, far[1][0], far[1][1])});
+      ptx::store_matrix_x4(
+          to.at(i),
+          {pack(Storage{}, near[0][0], near[0][1]), pack(Storage{}, near[1][0], near[1][1]),
+           pack(Storage{}, far[0][0], far[0][1]), pack(Storage{}, far[1][0], far[1][1])});
     }
   }
   __device__ __forceinline__ void take_weights(Rounded& weights) const {
@@ -194,11 +194,16 @@ struct AcrossMath {
     for (int i = 0; i < Across::blocks; ++i) ptx::store_matrix_x4(to.at(i), gradients[i]);
   }
 
+  // Dead rows of this step's dQ lie beside those of the step before: two variables would spill.
+  __device__ __forceinline__ void note_dead(StepState& state, unsigned rows) const {
+    state.dead_before |= rows << 2;
+  }
+
   // The end of a step of either role: adds dQ of the step before to the sums while the gradient of
   // the keys is computed.
   template <class QPart, class Gradient>
-  __device__ __forceinline__ void end(StepState& state, QPart& dq, Gradient& gradient, int number,
-                                      unsigned dead_rows) const {
+  __device__ __forceinline__ void end(StepState& state, QPart& dq, Gradient& gradient,
+                                      int number) const {
     ptx::wgmma_wait<1>();
     ptx::wgmma_hold(dq.value[0]);
     if (number > 0) {
@@ -208,7 +213,7 @@ struct AcrossMath {
     ptx::wgmma_wait<0>();
     hold(gradient);
     end_step<Config>(Ring(number).stage);
-    math.advance(state, dead_rows);
+    math.advance(state, state.dead_before >> 2);
   }
 
   __device__ __forceinline__ void value_step(StepState& state, typename Across::VGradient& dv,
@@ -233,11 +238,10 @@ struct AcrossMath {
     arrive_over_weights<Config>(Numbered::weights_full, 0);
 
     wait<Config>(c.shared.dout_full[stage], ring.phase);
-    unsigned dead_rows = 0;
-    if (dead) dead_rows = math.clear_dead(state.place, lse, c.shared.dout[stage]);
+    if (dead) note_dead(state, math.clear_dead(state.place, lse, c.shared.dout[stage]));
     math.issue_q(dq, number - 1, number > 0);
     issue_kv(dv, c.shared.dout[0], stage, c.shared.staging, 0);
-    end(state, dq, dv, number, dead_rows);
+    end(state, dq, dv, number);
   }
 
   __device__ __forceinline__ void key_step(StepState& state, typename Across::KGradient& dk,
@@ -255,8 +259,7 @@ struct AcrossMath {
     ptx::wgmma_wait<0>();
     ptx::wgmma_hold(dp.value[0]);
     if (dead || is_edge(state.place)) hide(dp, state.place, lse);
-    unsigned dead_rows = 0;
-    if (dead) dead_rows = math.clear_dead(state.place, lse, c.shared.q[stage]);
+    if (dead) note_dead(state, math.clear_dead(state.place, lse, c.shared.q[stage]));
     meet_over_weights<Config>(Numbered::weights_full, 0);
     Rounded weights;
     take_weights(weights);
@@ -273,11 +276,12 @@ struct AcrossMath {
     math.issue_q(dq, number - 1, number > 0);
     wait<Config>(c.shared.ds_full[score_ring.stage], score_ring.phase);
     issue_kv(dk, c.shared.q[0], stage, c.shared.ds[0], score_ring.stage);
-    end(state, dq, dk, number, dead_rows);
+    end(state, dq, dk, number);
   }
 
   // The number of steps, computed anew: a register that holds it from the block's beginning spills.
   __device__ __forceinline__ int steps() const {
+    if constexpr (Config::cut) return c.steps();
     return (static_cast<int>(ptx::opaque(c.blocks.end)) - c.blocks.begin) * c.group;
   }
 
@@ -291,19 +295,31 @@ struct AcrossMath {
     math.add_q(c.before(state.place), state.dead_before, dq, steps - 1);
   }
 
-  // Stores a finished gradient, times `factor`, through the memory of K or V, which the other role
-  // may have read too.
+  // Stores a finished gradient, times `factor`, in the tensor or in this block's part.
   template <class Gradient, class Matrix>
   __device__ __forceinline__ void store(Gradient& gradient, Matrix& matrix, const Tensor& tensor,
-                                        int columns, float factor) const {
+                                        void* parts, int columns, float factor) const {
     gradient.for_each([&](float& x, int, int, int, int) { x *= factor; });
+    bool whole = !Config::parted;
+    if constexpr (Config::cut_last) whole = c.has_whole_tile();
+    if constexpr (Config::parted) {
+      if (!whole) store_part_transposed(static_cast<float*>(parts), gradient, part_row(c));
+    }
+    if constexpr (!Config::parted || Config::cut_last) {
+      if (whole) store_whole(gradient, matrix, tensor, columns);
+    }
+  }
+  // Through the memory of K or V, which the other role may have read too.
+  template <class Gradient, class Matrix>
+  __device__ __forceinline__ void store_whole(const Gradient& gradient, Matrix& matrix,
+                                              const Tensor& tensor, int columns) const {
     jitter<Config>();
     ptx::named_barrier(Numbered::scores, 2 * kWarpgroup);
     write_transposed(gradient, matrix);
     jitter<Config>();
     ptx::named_barrier(static_cast<int>(threadIdx.x) / kWarpgroup, kWarpgroup);
-    store_rows(matrix, kv_row<Storage>(tensor, c.seq, c.item.head, c.item.kv_begin),
-               tensor.row_stride, c.seq.rows_kv - c.item.kv_begin, columns);
+    cuflash::store_rows(matrix, kv_row<Storage>(tensor, c.seq, c.item.head, c.item.kv_begin),
+                        tensor.row_stride, c.seq.rows_kv - c.item.kv_begin, columns);
   }
 };
 
@@ -324,7 +340,7 @@ __device__ inline void across_value_role(const BackwardContext<Config>& c) {
   across.template finish_q<typename BackwardTypes<Config>::QGradient>(state, steps);
   // Meets the last readers of P: a barrier must not be left in the middle of a phase.
   meet_over_weights<Config>(NumberedBarriers<Config>::weights_empty, 0);
-  across.store(dv, c.shared.v[0], c.params.dv, c.params.shape.head_dim_v,
+  across.store(dv, c.shared.v[0], c.params.dv, c.params.dv_parts, c.params.shape.head_dim_v,
                1 / rounding_factor<Config>);
 }
 
@@ -344,7 +360,7 @@ __device__ inline void across_key_role(const BackwardContext<Config>& c) {
     across.key_step(state, dk, step);
   } while (is_step<Config>(++step, steps));
   across.template finish_q<typename BackwardTypes<Config>::LastQGradient>(state, steps);
-  across.store(dk, c.shared.k[0], c.params.dk, c.params.shape.head_dim,
+  across.store(dk, c.shared.k[0], c.params.dk, c.params.dk_parts, c.params.shape.head_dim,
                static_cast<float>(c.params.scale));
 }
 

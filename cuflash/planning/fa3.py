@@ -217,7 +217,7 @@ def _with_parts(
     if problem.sequences:
         return replace(tile, kv_tiles_per_convert_block=0), ONE_PART
     at_once = limits.num_sms * tile.footprint.blocks_per_sm
-    shared = parts or (ONE_PART if tile.is_across else parts_of(problem, tile, at_once))
+    shared = parts or parts_of(problem, tile, at_once)
     if shared.cut and not shared.last:  # no block has all rows of a head
         tile = replace(tile, kv_tiles_per_convert_block=0)
     stays = _stays(problem, tile, shared.number)
