@@ -63,11 +63,13 @@ _TAKEN = {
     (136, 64): ((64, 128), (192, 128)),
     (160, 128): ((64, 128), (192, 128)),
     (192, 128): ((64, 128), (192, 128)),
-    (136, 136): ((64, 64), (192, 192)),
-    (192, 129): ((64, 64), (192, 192)),
+    (129, 129): ((64, 96), (192, 192)),
+    (136, 136): ((64, 96), (192, 192)),
+    (192, 129): ((64, 96), (192, 192)),
     (64, 136): ((64, 64), (192, 192)),
     (128, 192): ((64, 64), (192, 192)),
-    (192, 192): ((64, 64), (192, 192)),
+    (192, 192): ((64, 96), (192, 192)),
+    (192, 193): ((64, 64), (256, 256)),
     (200, 64): ((64, 64), (256, 256)),
     (128, 200): ((64, 64), (256, 256)),
     (256, 256): ((64, 64), (256, 256)),
@@ -95,7 +97,10 @@ def test_the_two_widths_choose_the_tile(d: int, dv: int) -> None:
 
 def problem_of(row: BackwardRow) -> AttentionProblem:
     """A problem of the row's widths, with the narrowest window that it is for."""
-    plain = of_gradients(head_dim=row.widest, head_dim_v=row.widest_v)
+    widths = row.widest, row.widest_v
+    wider = (one for one in BACKWARD if one.wider_than and one != row)
+    narrow = (one.wider_than for one in wider if (one.widest, one.widest_v) == widths)
+    plain = of_gradients(head_dim=min(row.widest, *narrow, 256), head_dim_v=row.widest_v)
     if not row.fewest_of_window:
         return plain
     long = replace(plain, seqlen_q=2 * row.fewest_of_window, seqlen_kv=2 * row.fewest_of_window)
