@@ -7,22 +7,22 @@ from contextlib import contextmanager
 from unittest import mock
 
 from cuflash import calls
+from cuflash.planning.device import DeviceLimits
 from cuflash.planning.problem import AttentionProblem
 from cuflash.planning.tiles import fa3
-from cuflash.planning.tiles.fa3 import Fa3BackwardTile
 
-__all__ = ["across_alone", "across_tile"]
-
-
-def across_tile(problem: AttentionProblem) -> Fa3BackwardTile:
-    """Return the tile of queries x keys for the order of a backward pass."""
-    return Fa3BackwardTile(64, 96, 2, 192, 192, problem.deterministic, zero_bytes=1024)
+__all__ = ["across_alone"]
 
 
 @contextmanager
 def across_alone() -> Iterator[None]:
-    """Plans of a backward pass have no tile of fa3 but the one of queries x keys."""
-    with mock.patch.object(fa3, "_backward", lambda problem, *_: (across_tile(problem),)):
+    """Plans of a backward pass have the tile of queries x keys where one width is narrow too."""
+    original = fa3._over_queries
+
+    def asked(problem: AttentionProblem, limits: DeviceLimits, _: bool) -> Iterator[fa3.Fa3Tile]:
+        yield from (tile for tile in original(problem, True) if tile.block_kv % fa3.ROWS)
+
+    with mock.patch.object(fa3, "_backward", asked):
         calls.forget()
         yield
     calls.forget()

@@ -268,18 +268,12 @@ def _backward(
 
 def _over_queries(problem: AttentionProblem, every: bool) -> Iterator[Fa3BackwardTile]:
     window = problem.visibility.most_keys if problem.has_first else 0
-    narrower = min(problem.head_dim, problem.head_dim_v)
     for row in BACKWARD:
-        for_others = window < row.fewest_of_window or narrower <= row.wider_than
-        if not every and (for_others or not row.takes(problem)):
+        if not every and (window < row.fewest_of_window or not row.takes(problem)):
             continue
-        if row.allows(problem):
+        if row.allows(problem, every):
             plain = Fa3BackwardTile(
-                row.block_q,
-                row.block_kv,
-                row.num_stages,
-                row.widest,
-                row.widest_v,
+                *(row.block_q, row.block_kv, row.num_stages, row.widest, row.widest_v),
                 problem.deterministic,
                 row.kv_tiles_per_convert_block,
                 row.zero_bytes,

@@ -197,14 +197,19 @@ class BackwardRow(NamedTuple):
     stays_until: int = 0  # most steps of a kv tile for a block to compute several kv tiles
     halves_until: int = 0  # most q tiles, if the step of the last one may be half as long
     lengths: tuple[int, int] = (0, 0)  # fewest and most queries and keys of a plain pass; 0: any
-    wider_than: int = 0  # of both widths; narrower ones have another row
+    wider_than: int = 0  # both widths are wider; narrower ones are faster in a later row
 
-    def allows(self, problem: AttentionProblem) -> bool:
-        """Return whether there is a kernel for the widths and the features of a problem."""
+    def allows(self, problem: AttentionProblem, every: bool) -> bool:
+        """Return whether the row has a kernel for the widths and the features of a problem.
+
+        Without ``every`` only if no later row has a faster one.
+        """
         widths = problem.head_dim, problem.head_dim_v
         if self.block_kv < 128 and max(widths) <= _WIDEST_OF_OWN_KEYS:
             return False
-        if self.block_kv % 64 and problem.uses:
+        if self.block_kv % 64 and (problem.uses or problem.has_first):
+            return False
+        if not every and min(widths) <= self.wider_than:
             return False
         return widths[0] <= self.widest and widths[1] <= self.widest_v
 
