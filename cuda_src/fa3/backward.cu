@@ -16,11 +16,11 @@
 // before it is written again.
 //
 // Wide heads have their own math roles: see backward_wide.cuh, backward_across.cuh and, where only
-// K is wide, backward_serial.cuh. Most blocks clear sums of dQ for a later block, see backward_clear.cuh.
-// Where Config::kv_tiles_per_convert_block is not 0, blocks of rows run between the blocks of tiles
-// and round the sums, see backward_rows.cuh; otherwise a kernel does so afterwards. Where
-// Config::parted, several blocks share a tile, and their dK and dV are summed, see
-// backward_parts.cuh. Where Config::stays, a block goes through several kv tiles, see
+// K is wide, backward_serial.cuh. Most blocks clear sums of dQ for a later block, see
+// backward_clear.cuh. Where Config::kv_tiles_per_convert_block is not 0, blocks of rows run between
+// the blocks of tiles and round the sums, see backward_rows.cuh; otherwise a kernel does so
+// afterwards. Where Config::parted, several blocks share a tile, and their dK and dV are summed,
+// see backward_parts.cuh. Where Config::stays, a block goes through several kv tiles, see
 // backward_stay.cuh. Where Config::half_last, the second half of the last q tile of a head lies
 // beyond the length, and the step of that tile leaves it out; dQ of the step still multiplies what
 // dS held before, but does not add it.

@@ -117,8 +117,8 @@ struct BackwardStorage : OperandStorage<Config> {
   typename Types::DoutPanels dout[Config::num_stages];   // [block_q, head_dim_v]
   typename Types::ScorePanels ds[Config::score_stages];  // [block_q, block_kv]
   typename Staging<Config>::Type staging;
-  QueryNumbers<Config> lse[Config::num_stages];          // arrive with Q
-  QueryNumbers<Config> delta[Config::num_stages];        // arrive with dO
+  QueryNumbers<Config> lse[Config::num_stages];    // arrive with Q
+  QueryNumbers<Config> delta[Config::num_stages];  // arrive with dO
   Barrier k_full;
   Barrier v_full;
   Barrier q_full[Config::num_stages];

@@ -18,8 +18,8 @@ __device__ __forceinline__ void write_transposed(const Tile& tile, Matrix& matri
                 "the tile is the whole matrix");
   const int lane = ptx::opaque_lane();
   const int chunk = ptx::opaque_warp() % 4 * 2 + lane / 8 % 2;
-  const unsigned to = ptx::shared_address(matrix.data) + (lane / 16 * 8 + lane % 8) * 128 +
-                      (chunk ^ lane % 8) * 16;
+  const unsigned to =
+      ptx::shared_address(matrix.data) + (lane / 16 * 8 + lane % 8) * 128 + (chunk ^ lane % 8) * 16;
 #pragma unroll
   for (int m = 0; m < Tile::row_fragments; ++m) {
 #pragma unroll
