@@ -194,16 +194,11 @@ struct AcrossMath {
     for (int i = 0; i < Across::blocks; ++i) ptx::store_matrix_x4(to.at(i), gradients[i]);
   }
 
-  // Dead rows of this step's dQ lie beside those of the step before: two variables would spill.
-  __device__ __forceinline__ void note_dead(StepState& state, unsigned rows) const {
-    state.dead_before |= rows << 2;
-  }
-
   // The end of a step of either role: adds dQ of the step before to the sums while the gradient of
   // the keys is computed.
   template <class QPart, class Gradient>
-  __device__ __forceinline__ void end(StepState& state, QPart& dq, Gradient& gradient,
-                                      int number) const {
+  __device__ __forceinline__ void end(StepState& state, QPart& dq, Gradient& gradient, int number,
+                                      unsigned dead_rows) const {
     ptx::wgmma_wait<1>();
     ptx::wgmma_hold(dq.value[0]);
     if (number > 0) {
@@ -213,7 +208,7 @@ struct AcrossMath {
     ptx::wgmma_wait<0>();
     hold(gradient);
     end_step<Config>(Ring(number).stage);
-    math.advance(state, state.dead_before >> 2);
+    math.advance(state, dead_rows);
   }
 
   __device__ __forceinline__ void value_step(StepState& state, typename Across::VGradient& dv,
@@ -238,10 +233,11 @@ struct AcrossMath {
     arrive_over_weights<Config>(Numbered::weights_full, 0);
 
     wait<Config>(c.shared.dout_full[stage], ring.phase);
-    if (dead) note_dead(state, math.clear_dead(state.place, lse, c.shared.dout[stage]));
+    unsigned dead_rows = 0;
+    if (dead) dead_rows = math.clear_dead(state.place, lse, c.shared.dout[stage]);
     math.issue_q(dq, number - 1, number > 0);
     issue_kv(dv, c.shared.dout[0], stage, c.shared.staging, 0);
-    end(state, dq, dv, number);
+    end(state, dq, dv, number, dead_rows);
   }
 
   __device__ __forceinline__ void key_step(StepState& state, typename Across::KGradient& dk,
@@ -259,7 +255,8 @@ struct AcrossMath {
     ptx::wgmma_wait<0>();
     ptx::wgmma_hold(dp.value[0]);
     if (dead || is_edge(state.place)) hide(dp, state.place, lse);
-    if (dead) note_dead(state, math.clear_dead(state.place, lse, c.shared.q[stage]));
+    unsigned dead_rows = 0;
+    if (dead) dead_rows = math.clear_dead(state.place, lse, c.shared.q[stage]);
     meet_over_weights<Config>(Numbered::weights_full, 0);
     Rounded weights;
     take_weights(weights);
@@ -276,7 +273,7 @@ struct AcrossMath {
     math.issue_q(dq, number - 1, number > 0);
     wait<Config>(c.shared.ds_full[score_ring.stage], score_ring.phase);
     issue_kv(dk, c.shared.q[0], stage, c.shared.ds[0], score_ring.stage);
-    end(state, dq, dk, number);
+    end(state, dq, dk, number, dead_rows);
   }
 
   // The number of steps, computed anew: a register that holds it from the block's beginning spills.
