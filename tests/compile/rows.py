@@ -20,6 +20,7 @@ from cuflash.planning.tiles.common import HEAD_DIM_BUCKETS
 from cuflash.planning.tiles.fa3_tables import BACKWARD, BUCKETS, FORWARD
 
 from ..architectures import LIMITS
+from ..kit.backward_rows import widths_of
 from ..turns import has_turn
 from .featured import FEATURED, featured_problems
 from .few import few_calls
@@ -44,6 +45,10 @@ LONG, SHORT = 300_000, 1000
 SPILLS = {
     "sm_90-fa3-backward-bfloat16-d192-causal-dv128-softcap-bfloat16-64x128": 8,
     "sm_90-fa3-forward-float16-d64-causal-softcap-float16-192x128": 8,
+    "sm_90-fa3-backward-bfloat16-d192-causal-64x96-ordered-waits": 8,
+    "sm_90-fa3-backward-bfloat16-d192-causal-64x96-waits": 8,
+    "sm_90-fa3-backward-float16-d192-causal-64x96-ordered-waits": 8,
+    "sm_90-fa3-backward-float16-d192-causal-64x96-waits": 8,
     "sm_90-fa3-backward-bfloat16-d64-band-128x128-ordered": 116,
     "sm_90-fa3-backward-bfloat16-d64-band-128x128-converts32-ordered": 116,
     "sm_90-fa3-backward-bfloat16-d128-causal-alibi-bfloat16-0-64x128": 24,
@@ -132,7 +137,8 @@ def _fa3_problems() -> Iterator[AttentionProblem]:
             yield replace(of, output=output, seqlen_q=length, seqlen_kv=length)
     for row, mask, dtype in product(BACKWARD, ("full", "causal"), _HALVES):
         of = replace(_few(), operation="backward", mask=mask, storage=dtype, output=dtype)
-        of = replace(of, head_dim=row.widest, head_dim_v=row.widest_v)
+        d, dv = widths_of(row)
+        of = replace(of, head_dim=d, head_dim_v=dv)
         for deterministic, keys in product((False, True), (LONG, SHORT)):  # many tiles, and few
             yield replace(of, deterministic=deterministic, seqlen_kv=keys)
         if row.stays_until:  # tiles of two steps, in one block after the other

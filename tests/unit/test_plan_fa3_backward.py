@@ -18,6 +18,7 @@ from cuflash.planning.tiles import fa3
 from cuflash.planning.tiles.fa3_tables import BACKWARD, BackwardRow
 
 from ..architectures import LIMITS
+from ..kit.backward_rows import widths_of
 from ..kit.runners import fa3_serves
 from .test_plan_fa3 import ANY, HOPPER, mapped, planned
 
@@ -97,10 +98,8 @@ def test_the_two_widths_choose_the_tile(d: int, dv: int) -> None:
 
 def problem_of(row: BackwardRow) -> AttentionProblem:
     """A problem of the row's widths, with the narrowest window that it is for."""
-    widths = row.widest, row.widest_v
-    wider = (one for one in BACKWARD if one.wider_than and one != row)
-    narrow = (one.wider_than for one in wider if (one.widest, one.widest_v) == widths)
-    plain = of_gradients(head_dim=min(row.widest, *narrow, 256), head_dim_v=row.widest_v)
+    d, dv = widths_of(row)
+    plain = of_gradients(head_dim=d, head_dim_v=dv)
     if not row.fewest_of_window:
         return plain
     long = replace(plain, seqlen_q=2 * row.fewest_of_window, seqlen_kv=2 * row.fewest_of_window)
