@@ -27,7 +27,7 @@ from .few import few_calls
 from .few_rows import few_row_calls
 from .parts import part_calls
 from .short import short_calls
-from .spills import BLOCK_MASK_SPILLS, LENGTHS_SPILLS, TEXT_SPILLS, WIDE_VALUES_SPILLS
+from .spills import MORE_SPILLS
 from .split import SplitCall, split_calls
 
 #: Architectures whose kernels of FlashAttention-2 are built within twelve days.
@@ -45,10 +45,6 @@ LONG, SHORT = 300_000, 1000
 SPILLS = {
     "sm_90-fa3-backward-bfloat16-d192-causal-dv128-softcap-bfloat16-64x128": 8,
     "sm_90-fa3-forward-float16-d64-causal-softcap-float16-192x128": 8,
-    "sm_90-fa3-backward-bfloat16-d192-causal-64x96-ordered-waits": 8,
-    "sm_90-fa3-backward-bfloat16-d192-causal-64x96-waits": 8,
-    "sm_90-fa3-backward-float16-d192-causal-64x96-ordered-waits": 8,
-    "sm_90-fa3-backward-float16-d192-causal-64x96-waits": 8,
     "sm_90-fa3-backward-bfloat16-d64-band-128x128-ordered": 116,
     "sm_90-fa3-backward-bfloat16-d64-band-128x128-converts32-ordered": 116,
     "sm_90-fa3-backward-bfloat16-d128-causal-alibi-bfloat16-0-64x128": 24,
@@ -88,10 +84,7 @@ SPILLS = {
     "sm_90-fa3-backward-float16-d192-full-dv128-dropout-64x128": 32,
     "sm_90-fa3-forward-bfloat16-d64-full-bias-bfloat16-bfloat16-1-1-dropout-192x128": 16,
     "sm_90-fa3-forward-bfloat16-d64-full-mask-bfloat16-1-1-dropout-192x128": 16,
-    **BLOCK_MASK_SPILLS,
-    **TEXT_SPILLS,
-    **LENGTHS_SPILLS,
-    **WIDE_VALUES_SPILLS,
+    **MORE_SPILLS,
 }
 
 _HEAD_DIMS = (*((d, d) for d in HEAD_DIM_BUCKETS), (192, 128))
