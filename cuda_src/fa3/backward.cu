@@ -15,12 +15,12 @@
 // warpgroup is never more than a step ahead: dS has two buffers, and both warpgroups must read one
 // before it is written again.
 //
-// Wide heads have their own math roles: see backward_wide.cuh and, where only K is wide,
-// backward_serial.cuh. Most blocks clear sums of dQ for a later block, see backward_clear.cuh.
-// Where Config::kv_tiles_per_convert_block is not 0, blocks of rows run between the blocks of tiles
-// and round the sums, see backward_rows.cuh; otherwise a kernel does so afterwards. Where
-// Config::parted, several blocks share a tile, and their dK and dV are summed, see
-// backward_parts.cuh. Where Config::stays, a block goes through several kv tiles, see
+// Wide heads have their own math roles: see backward_wide.cuh, backward_across.cuh and, where only
+// K is wide, backward_serial.cuh. Most blocks clear sums of dQ for a later block, see
+// backward_clear.cuh. Where Config::kv_tiles_per_convert_block is not 0, blocks of rows run between
+// the blocks of tiles and round the sums, see backward_rows.cuh; otherwise a kernel does so
+// afterwards. Where Config::parted, several blocks share a tile, and their dK and dV are summed,
+// see backward_parts.cuh. Where Config::stays, a block goes through several kv tiles, see
 // backward_stay.cuh. Where Config::half_last, the second half of the last q tile of a head lies
 // beyond the length, and the step of that tile leaves it out; dQ of the step still multiplies what
 // dS held before, but does not add it.
@@ -45,6 +45,7 @@
 //   added                   one thread beside math for all warps of math: their last dQ is under
 //                           way (in ordered sums: dQ of a step, see backward_turns.cuh)
 #include "../ptx/register_budget.cuh"
+#include "backward_across.cuh"
 #include "backward_clear.cuh"
 #include "backward_load.cuh"
 #include "backward_rows.cuh"
@@ -252,6 +253,8 @@ __device__ inline void backward(const typename Config::Params& params) {
       serial_role(c, role - 1);
     } else if constexpr (!BackwardTypes<Config>::keys_shared) {
       math_role(c, role - 1);
+    } else if constexpr (BackwardTypes<Config>::across) {
+      role == 1 ? across_value_role(c) : across_key_role(c);
     } else if (role == 1) {
       value_role(c);
     } else {

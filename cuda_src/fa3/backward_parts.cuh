@@ -130,6 +130,26 @@ __device__ __forceinline__ void store_part(float* parts, const Tile& tile, long 
   }
 }
 
+// Stores a warpgroup's tile of columns x rows, from row `row` of the parts on. In every product of
+// 64 columns a warp has 16; Tile has these, product after product.
+template <class Tile>
+__device__ __forceinline__ void store_part_transposed(float* parts, const Tile& tile,
+                                                      long long row) {
+  constexpr int columns = 4 * Tile::rows;
+  constexpr int of_fragment = 32 * sizeof(LaneFragment) / sizeof(float);
+  const int lane = ptx::opaque_lane();
+  const int column = ptx::opaque_warp() % 4 * 16;
+  // Rows and columns of a fragment change their places: the lane's elements belong to two lanes,
+  // of rows lane % 4 * 2 and the next one.
+  const int to_lane = lane % 4 * 2 * 4 + lane / 8;
+  float* const to = parts + row * columns + column / 8 * of_fragment + to_lane * 4 + lane / 4 % 2;
+  Tile::for_each_pair([&](int m, int n, int group) {
+    float* const at = to + (n / 2 * (columns / 8) + m * 8 + group) * of_fragment + n % 2 * 2;
+    at[0] = tile.value[m][n][group][0];
+    at[16] = tile.value[m][n][group][1];
+  });
+}
+
 // Loads some columns of 16 rows from memory.
 template <int columns, class Tile>
 __device__ __forceinline__ void load_part(Tile& tile, const float* parts, long long row,

@@ -35,12 +35,14 @@ constexpr int kNotes = 4;           // notes of steps; a step reads the previous
 // In wide heads two warpgroups can hold dK and dV of no more than 64 keys. They then share the
 // keys: one has P and dV, the other dS and dK, see backward_wide.cuh. Where only K is wide, a
 // warpgroup computes one tile of scores after the other and keeps dS only in shared memory, see
-// backward_serial.cuh.
+// backward_serial.cuh. Other kv tiles than of 64 or 128 keys are shared too, but there scores are
+// queries x keys, see backward_across.cuh.
 template <class Config>
 struct BackwardTypes {
   using Storage = typename Config::Storage;
   static constexpr int warpgroups = 2;  // warpgroups of the math role
-  static constexpr bool keys_shared = Config::block_kv == kKeysOfWarpgroup;
+  static constexpr bool across = Config::block_kv % kKeysOfWarpgroup != 0;
+  static constexpr bool keys_shared = across || Config::block_kv == kKeysOfWarpgroup;
   static constexpr bool serial = !keys_shared && Config::head_dim + Config::head_dim_v > 256;
   static constexpr int math_warps = 4 * warpgroups;
   static constexpr int threads = kWarpgroup * (warpgroups + 1);
@@ -48,6 +50,7 @@ struct BackwardTypes {
   static constexpr int gradient_warps = keys_shared ? 4 : math_warps;  // warps that make dS
   // The columns of dQ that the first warpgroup computes; the other one's begin after them.
   static constexpr int q_columns = q_parted_by_rows ? Config::head_dim
+                                   : across         ? kPanelColumns
                                    : keys_shared    ? 2 * kPanelColumns
                                                     : Config::head_dim / warpgroups;
   static_assert(keys_shared || Config::block_kv == warpgroups * kKeysOfWarpgroup,
@@ -70,6 +73,17 @@ struct BackwardTypes {
   using QPanels = Panels<Storage, Config::block_q, Config::head_dim>;
   using DoutPanels = Panels<Storage, Config::block_q, Config::head_dim_v>;
   using ScorePanels = Panels<Storage, Config::block_q, Config::block_kv>;
+};
+
+// Memory for 64 columns of each warp's dK or dV; in wide heads P passes through it.
+template <class Config, bool = BackwardTypes<Config>::across>
+struct Staging {
+  using Type = StagedRows[BackwardTypes<Config>::math_warps];
+};
+// Where scores are queries x keys: P, [block_q, block_kv].
+template <class Config>
+struct Staging<Config, true> {
+  using Type = typename BackwardTypes<Config>::ScorePanels;
 };
 
 // A number for each query of a tile, see steps/statistics.cu.
@@ -102,9 +116,9 @@ struct BackwardStorage : OperandStorage<Config> {
   typename Types::QPanels q[Config::num_stages];         // [block_q, head_dim]
   typename Types::DoutPanels dout[Config::num_stages];   // [block_q, head_dim_v]
   typename Types::ScorePanels ds[Config::score_stages];  // [block_q, block_kv]
-  StagedRows staging[Types::math_warps];                 // 64 columns of dK or dV; P in wide heads
-  QueryNumbers<Config> lse[Config::num_stages];          // arrive with Q
-  QueryNumbers<Config> delta[Config::num_stages];        // arrive with dO
+  typename Staging<Config>::Type staging;
+  QueryNumbers<Config> lse[Config::num_stages];    // arrive with Q
+  QueryNumbers<Config> delta[Config::num_stages];  // arrive with dO
   Barrier k_full;
   Barrier v_full;
   Barrier q_full[Config::num_stages];

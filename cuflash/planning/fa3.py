@@ -280,7 +280,7 @@ def _check_pair_sums(problem: AttentionProblem, tile: fa3.Fa3BackwardTile) -> No
     """Refuse gradients that need P and P times slopes, if warpgroups pass tiles to each other."""
     summed = [use.pair_sums for use in problem.uses if use.pair_sums]
     slopes = any(use.unit is not None for use in problem.uses)
-    if summed and slopes and tile.block_kv == fa3.ROWS:
+    if summed and slopes and tile.shares_keys:
         raise UnsupportedError(
             f"fa3 has no gradient of {summed[0]} beside a function of scores in heads of "
             f"{problem.head_dim}/{problem.head_dim_v}"

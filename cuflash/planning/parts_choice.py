@@ -115,7 +115,7 @@ def _time(
     else:
         total = heads * problem.group * of_tiles.total
         share = (total + _STEPS_OF_BLOCK * blocks) / at_once
-        tail = _OF_LONGEST_WIDE if tile.block_kv == fa3.ROWS else _OF_LONGEST
+        tail = _OF_LONGEST_WIDE if tile.shares_keys else _OF_LONGEST
         steps = max(block, share + tail * block)
     products = tile.block_q * tile.block_kv * (3 * tile.head_dim + 2 * tile.head_dim_v)
     time = _FIXED + _STEP * steps * products / (64 * 128 * 128 * 5)

@@ -13,6 +13,7 @@ from cuflash.planning.plan import Plan
 from cuflash.planning.problem import AttentionProblem
 from cuflash.planning.tiles.fa3_tables import BACKWARD
 
+from ..kit.backward_rows import widths_of
 from .split import SplitCall
 
 __all__ = ["part_calls"]
@@ -36,7 +37,7 @@ class _PartCall(SplitCall):
 def part_calls(plain: AttentionProblem) -> Iterator[SplitCall]:
     """Calls of FlashAttention-3; ``plain`` is the rest of their problem."""
     of_heads = replace(plain, operation="backward", heads_q=2, heads_kv=1)
-    widths = dict.fromkeys((row.widest, row.widest_v) for row in BACKWARD)
+    widths = dict.fromkeys(widths_of(row) for row in BACKWARD)
     kinds = product(widths, ("full", "causal"), ("float16", "bfloat16"), _PARTS)
     for ((d, dv), mask, dtype, parts), length in product(kinds, _LENGTHS):
         if parts.last and mask != "full":

@@ -20,13 +20,14 @@ from cuflash.planning.tiles.common import HEAD_DIM_BUCKETS
 from cuflash.planning.tiles.fa3_tables import BACKWARD, BUCKETS, FORWARD
 
 from ..architectures import LIMITS
+from ..kit.backward_rows import widths_of
 from ..turns import has_turn
 from .featured import FEATURED, featured_problems
 from .few import few_calls
 from .few_rows import few_row_calls
 from .parts import part_calls
 from .short import short_calls
-from .spills import BLOCK_MASK_SPILLS, LENGTHS_SPILLS, TEXT_SPILLS, WIDE_VALUES_SPILLS
+from .spills import MORE_SPILLS
 from .split import SplitCall, split_calls
 
 #: Architectures whose kernels of FlashAttention-2 are built within twelve days.
@@ -83,10 +84,7 @@ SPILLS = {
     "sm_90-fa3-backward-float16-d192-full-dv128-dropout-64x128": 32,
     "sm_90-fa3-forward-bfloat16-d64-full-bias-bfloat16-bfloat16-1-1-dropout-192x128": 16,
     "sm_90-fa3-forward-bfloat16-d64-full-mask-bfloat16-1-1-dropout-192x128": 16,
-    **BLOCK_MASK_SPILLS,
-    **TEXT_SPILLS,
-    **LENGTHS_SPILLS,
-    **WIDE_VALUES_SPILLS,
+    **MORE_SPILLS,
 }
 
 _HEAD_DIMS = (*((d, d) for d in HEAD_DIM_BUCKETS), (192, 128))
@@ -132,7 +130,8 @@ def _fa3_problems() -> Iterator[AttentionProblem]:
             yield replace(of, output=output, seqlen_q=length, seqlen_kv=length)
     for row, mask, dtype in product(BACKWARD, ("full", "causal"), _HALVES):
         of = replace(_few(), operation="backward", mask=mask, storage=dtype, output=dtype)
-        of = replace(of, head_dim=row.widest, head_dim_v=row.widest_v)
+        d, dv = widths_of(row)
+        of = replace(of, head_dim=d, head_dim_v=dv)
         for deterministic, keys in product((False, True), (LONG, SHORT)):  # many tiles, and few
             yield replace(of, deterministic=deterministic, seqlen_kv=keys)
         if row.stays_until:  # tiles of two steps, in one block after the other

@@ -1,14 +1,21 @@
-"""The bytes that kernels with a block mask, a function of scores or lengths, and rare ones, spill.
+"""The bytes that kernels spill: of 96 keys, with a block mask, text or lengths, and rare ones.
 
 Each number is the larger one of two compilers.
 """
 
 from __future__ import annotations
 
-__all__ = ["BLOCK_MASK_SPILLS", "LENGTHS_SPILLS", "TEXT_SPILLS", "WIDE_VALUES_SPILLS"]
+__all__ = ["MORE_SPILLS"]
+
+#: Gradients of wide heads whose scores are queries x keys.
+_ACROSS_SPILLS = {
+    f"sm_90-fa3-backward-{dtype}-d192-causal-64x96{order}-waits": 8
+    for dtype in ("bfloat16", "float16")
+    for order in ("", "-ordered")
+}
 
 #: Rare kernels of FlashAttention-1 with values wider than keys, which no record has.
-WIDE_VALUES_SPILLS = {
+_WIDE_VALUES_SPILLS = {
     "sm_100-fa1-backward-float32-d32-causal-dv128": 548,
     "sm_90-fa1-backward-float32-d16-causal-dv32": 268,
     "sm_90-fa1-backward-float32-d32-causal-dv64": 268,
@@ -16,7 +23,7 @@ WIDE_VALUES_SPILLS = {
 
 #: Kernels with a block mask. Backward passes spill in the load role, which walks along lists.
 #: Forward passes spill if the call also has a staged bias.
-BLOCK_MASK_SPILLS = {
+_BLOCK_MASK_SPILLS = {
     "sm_90-fa3-backward-bfloat16-d128-causal-block_mask-128-128-dropout-64x128": 32,
     "sm_90-fa3-backward-bfloat16-d128-causal-block_mask-64-64-64x128": 160,
     "sm_90-fa3-backward-bfloat16-d128-full-block_mask-128-128-64x128": 28,
@@ -37,7 +44,7 @@ BLOCK_MASK_SPILLS = {
 
 #: Kernels with a function of scores: forward passes if it reads a table, and backward passes if
 #: another feature or the widths need registers too.
-TEXT_SPILLS = {
+_TEXT_SPILLS = {
     "sm_90-fa3-backward-bfloat16-d128-causal-score_mod-bfloat16-28b03568-alibi-bfloat16-1"
     "-64x128": 120,
     "sm_90-fa3-backward-bfloat16-d128-full-score_mod-bfloat16-8f9d8ec7-mask-bfloat16-1-1"
@@ -48,7 +55,7 @@ TEXT_SPILLS = {
 }
 
 #: Kernels with lengths in device memory.
-LENGTHS_SPILLS = {
+_LENGTHS_SPILLS = {
     "sm_90-fa2-backward-bfloat16-d128-band-packed_lengths-ordered": 56,
     "sm_90-fa2-forward-bfloat16-d128-band-packed_lengths": 24,
     "sm_90-fa3-backward-bfloat16-d128-causal-packed_lengths-64x128": 28,
@@ -96,4 +103,13 @@ LENGTHS_SPILLS = {
             ("causal-float8-used_lengths-alibi-{}-0-cached_keys", 64),
         )
     },
+}
+
+#: All of them.
+MORE_SPILLS = {
+    **_ACROSS_SPILLS,
+    **_BLOCK_MASK_SPILLS,
+    **_TEXT_SPILLS,
+    **_LENGTHS_SPILLS,
+    **_WIDE_VALUES_SPILLS,
 }

@@ -200,11 +200,8 @@ _HOPPER = (
 )
 #: More instructions of the backward pass: the copy engine loads lse and delta, and dS is
 #: transposed on its way to shared memory, where products read it.
-_BACKWARD = (
-    "cp.async.bulk.shared::cluster.global",
-    "stmatrix.sync.aligned.m8n8.x4.trans",
-    "fence.proxy.async",
-)
+_TRANSPOSED = "stmatrix.sync.aligned.m8n8.x4.trans"
+_BACKWARD = ("cp.async.bulk.shared::cluster.global", _TRANSPOSED, "fence.proxy.async")
 #: Clears the sums of dQ for later blocks. Kernels with ``Config::stays`` do not have it.
 _CLEARS = "cp.async.bulk.global.shared::cta.bulk_group"
 _OLDER = ("mma.sync", "ldmatrix", "cp.async.cg", "cp.async.ca", "nanosleep")
@@ -216,6 +213,11 @@ def _check_hopper(config: KernelConfig, built: Built, spills: int = 0) -> None:
     keeps = config.kernel in ("backward_few", "backward_short")  # blocks that keep queries
     backward = keeps or config.kernel == "backward"
     needed = _HOPPER + _BACKWARD if backward else _HOPPER
+    across = backward and not keeps and c["block_kv"] % 64 > 0  # scores are queries x keys
+    if across:
+        needed = tuple(name for name in needed if name != _TRANSPOSED)
+        # dS is stored as it is; dK and dV are transposed, unless all blocks store float32
+        assert (_TRANSPOSED in built.ptx) == (not c["parted"] or c["cut_last"] > 0)
     clears = backward and not keeps and not c["stays"]
     assert [name for name in needed if name not in built.ptx] == []
     assert (_CLEARS in built.ptx) == clears
@@ -225,7 +227,8 @@ def _check_hopper(config: KernelConfig, built: Built, spills: int = 0) -> None:
     assert set(re.findall(r"\bred\.[\w.]+", built.ptx)) == sums
     older = {"nanosleep"} if clears else set()  # between two reads of a counter
     of_pairs = not keeps and c["operand_bytes"] == 2 and c["operand_rows"] == c["block_q"]
-    older |= {"ldmatrix"} if of_pairs and not backward else set()  # for a bias
+    # Warps load a bias, or P.
+    older |= {"ldmatrix"} if across or (of_pairs and not backward) else set()
     assert {name for name in _OLDER if name in built.ptx} == older
     pairs = {"float16": "f16.f16", "bfloat16": "bf16.bf16"}[config.storage]
     products = set(re.findall(r"wgmma\.mma_async\.sync\.aligned\.(m64n\d+k16\.[\w.]+)", built.ptx))
@@ -247,8 +250,11 @@ def _columns(config: KernelConfig) -> set[int]:
     c = dict(config.constants)
     if config.kernel == "forward":
         return {c["block_kv"], config.head_dim_v}
-    # Scores have a column for each query. The warpgroups divide the rows of dQ, or its columns.
+    # Scores have a column for each query, or each key. The warpgroups divide the rows of dQ, or its
+    # columns.
     d = config.head_dim
+    if config.kernel == "backward" and c["block_kv"] % 64:  # gradients have a row for each column
+        return {c["block_kv"], 64, d - 64}
     if config.kernel == "backward_short":  # each warpgroup has other rows of dQ
         return {c["block_q"], d, config.head_dim_v}
     of_dq = {(128, 128): {d}, (64, 128): {d // 2}, (64, 64): {128, d - 128}}

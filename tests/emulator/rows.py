@@ -219,6 +219,9 @@ ROWS = (
     Row("fa3", "90", "float16", (192, 128), filled=True),
     Row("fa3", "90", "bfloat16", (160, 128), filled=True, deterministic=True),
     Row("fa3", "90", "bfloat16", (200, 256), filled=True),
+    # backward with scores as queries x keys
+    Row("fa3", "90", "bfloat16", (192, 168), filled=True),
+    Row("fa3", "90", "float16", (136, 192), FULL, filled=True, deterministic=True),
 )
 
 

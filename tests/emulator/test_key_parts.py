@@ -22,6 +22,8 @@ _KERNELS = [
     ((192, 128), "float16", False),
     ((192, 256), "bfloat16", False),
     ((192, 256), "bfloat16", True),
+    ((192, 192), "bfloat16", False),
+    ((136, 168), "float16", True),
 ]
 
 

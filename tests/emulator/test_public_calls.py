@@ -40,6 +40,7 @@ KERNELS = (
     Kernels("fa3", "bfloat16", (64, 64), False, num_sms=1, steps=_WIDE, deterministic=True),
     Kernels("fa3", "bfloat16", (128, 128), True, (192, 80), num_sms=1, steps=_WIDE, parted=True),
     Kernels("fa3", "float16", (192, 128), True, num_sms=1, steps=_WIDE, parted=True),
+    Kernels("fa3", "bfloat16", (192, 192), True, num_sms=1, steps=(16, 64, 96), parted=True),
     # Backward with the queries of a head in a block.
     Kernels("fa3", "bfloat16", (64, 64), True, num_sms=1, steps=_WIDE, kept=128),
     Kernels("fa3", "float16", (64, 64), True, num_sms=1, steps=_WIDE, kept=256),

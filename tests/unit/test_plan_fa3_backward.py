@@ -18,6 +18,7 @@ from cuflash.planning.tiles import fa3
 from cuflash.planning.tiles.fa3_tables import BACKWARD, BackwardRow
 
 from ..architectures import LIMITS
+from ..kit.backward_rows import widths_of
 from ..kit.runners import fa3_serves
 from .test_plan_fa3 import ANY, HOPPER, mapped, planned
 
@@ -63,11 +64,13 @@ _TAKEN = {
     (136, 64): ((64, 128), (192, 128)),
     (160, 128): ((64, 128), (192, 128)),
     (192, 128): ((64, 128), (192, 128)),
-    (136, 136): ((64, 64), (192, 192)),
-    (192, 129): ((64, 64), (192, 192)),
+    (129, 129): ((64, 96), (192, 192)),
+    (136, 136): ((64, 96), (192, 192)),
+    (192, 129): ((64, 96), (192, 192)),
     (64, 136): ((64, 64), (192, 192)),
     (128, 192): ((64, 64), (192, 192)),
-    (192, 192): ((64, 64), (192, 192)),
+    (192, 192): ((64, 96), (192, 192)),
+    (192, 193): ((64, 64), (256, 256)),
     (200, 64): ((64, 64), (256, 256)),
     (128, 200): ((64, 64), (256, 256)),
     (256, 256): ((64, 64), (256, 256)),
@@ -95,7 +98,8 @@ def test_the_two_widths_choose_the_tile(d: int, dv: int) -> None:
 
 def problem_of(row: BackwardRow) -> AttentionProblem:
     """A problem of the row's widths, with the narrowest window that it is for."""
-    plain = of_gradients(head_dim=row.widest, head_dim_v=row.widest_v)
+    d, dv = widths_of(row)
+    plain = of_gradients(head_dim=d, head_dim_v=dv)
     if not row.fewest_of_window:
         return plain
     long = replace(plain, seqlen_q=2 * row.fewest_of_window, seqlen_kv=2 * row.fewest_of_window)

@@ -45,11 +45,21 @@ def test_shared_memory_of_the_wide_tile() -> None:
 
 def test_shared_memory_where_warpgroups_share_keys() -> None:
     scores, staging, rows = 2 * 64 * 64 * 2, 8 * 16 * 64 * 2, 2 * 2 * 64 * 4
-    for width, whole in ((256, 232_448), (192, 183_296)):
+    for d, width, whole in ((256, 256, 232_448), (128, 192, 183_296)):
         tiles = (64 + 2 * 64) * 2 * width * 2  # K and Q in two stages, V and dO
         used = tiles + scores + staging + rows + _rounded(8 * 17, 128) + 1024  # zeros
         assert whole - 1024 < used <= whole
-        assert planned(of_gradients(width=width)).tile.footprint.shared_bytes == whole
+        wanted = of_gradients(head_dim=d, head_dim_v=width)
+        assert planned(wanted).tile.footprint.shared_bytes == whole
+
+
+def test_shared_memory_where_scores_are_queries_by_keys() -> None:
+    """P has one buffer, dS two; 96 keys of a row of scores take two panels. There is no staging."""
+    tiles = (96 + 2 * 64) * 2 * 192 * 2  # K and Q in two stages, V and dO
+    scores, rows = (1 + 2) * 64 * 128 * 2, 2 * 2 * 64 * 4
+    used = tiles + scores + rows + _rounded(8 * 17, 128) + 1024  # zeros
+    assert used == 223_488
+    assert planned(of_gradients(width=192)).tile.footprint.shared_bytes == 224_256  # 219 KiB
 
 
 def test_shared_memory_where_each_half_of_k_begins_a_panel() -> None:
@@ -83,13 +93,13 @@ def test_barriers_lse_and_delta_have_their_bytes(block_q: int, stages: int, beyo
 
 
 def _tile_of(row: BackwardRow) -> fa3.Fa3BackwardTile:
-    numbers = row.widest, row.widest_v, row.block_q, row.kv_tiles_per_convert_block
+    blocks = row.block_q, row.block_kv, row.kv_tiles_per_convert_block
     (found,) = (
         tile
         for tile in fa3.candidates(problem_of(row), HOPPER, every=True)
         if isinstance(tile, fa3.Fa3BackwardTile)
-        and (tile.head_dim, tile.head_dim_v) == numbers[:2]
-        and (tile.block_q, tile.kv_tiles_per_convert_block) == numbers[2:]
+        and (tile.head_dim, tile.head_dim_v) == (row.widest, row.widest_v)
+        and (tile.block_q, tile.block_kv, tile.kv_tiles_per_convert_block) == blocks
     )
     return found
 
@@ -119,7 +129,8 @@ def test_a_row_fits_and_its_registers_move_within_what_the_block_has(row: Backwa
         assert of_keys + (operand + row.block_q // 2 if serial else row.block_q) < math
         assert not serial or of_keys + row.widest // 4 < math  # half the columns of dQ
     else:
-        assert max(row.widest, row.widest_v) // 2 + operand + 128 // 2 < math
+        of_keys = max(row.widest, row.widest_v) * row.block_kv // 128
+        assert of_keys + row.block_q * row.block_kv // 256 + 128 // 2 < math
     assert row.block_q % 64 == 0
     assert row.block_q <= 256  # the most rows of a box
     assert {name: constants[name] for name in ("block_q", "block_kv", "num_stages")} == {

@@ -106,7 +106,7 @@ def _sized(batch: int, heads: tuple[int, int], sq: int, skv: int, **more: Any) -
 
 def test_grids_cover_every_row_and_every_key() -> None:
     for batch, heads, sq, skv in _SIZES:
-        for width, keys in ((64, 128), (160, 64), (256, 64)):
+        for width, keys in ((64, 128), (160, 96), (256, 64)):
             chosen = _sized(batch, heads, sq, skv, width=width)
             rows = batch * heads[0] * -(-sq // 128)
             tiles = batch * heads[1] * -(-skv // keys)
@@ -168,7 +168,8 @@ def test_maps_bring_a_tile_of_queries_and_a_tile_of_keys() -> None:
         (96, 96, 64, 128),
         (128, 128, 64, 128),
         (192, 128, 64, 128),
-        (192, 192, 64, 64),
+        (192, 192, 64, 96),
+        (128, 192, 64, 64),
     ):
         chosen = planned(of_gradients(head_dim=d, head_dim_v=dv))
         main = main_of(chosen)

@@ -132,7 +132,8 @@ def test_fa3_reads_bits_of_what_differs_from_key_to_key(
     wide = {"head_dim": width[0], "head_dim_v": width[1], "operation": operation}
     more = {"deterministic": deterministic, "unmappable": ("mask",)}
     chosen = plan(_problem(shape_of(3, 4, form), **wide, **more), LIMITS["90"], algorithm="fa3")
-    plain = plan(replace(chosen.problem, uses=()), LIMITS["90"], algorithm="fa3")
+    blocks = (chosen.tile.block_q, chosen.tile.block_kv) if operation == "backward" else None
+    plain = plan(replace(chosen.problem, uses=()), LIMITS["90"], algorithm="fa3", blocks=blocks)
     rows, keys = form
     launch, backward = kernel_of(chosen, operation), operation == "backward"
     assert _structs(launch) == {"mask": "PackedMaskParams" if keys else "MaskParams"}

@@ -104,7 +104,7 @@ class Fa3BackwardTile:
 
     Each has 64 keys, whose gradients stay in registers: a thread holds half as
     many numbers as K and V have columns. In wide heads the warpgroups share 64
-    keys, and one has the gradients of K, the other those of V.
+    or 96 keys, and one has the gradients of K, the other those of V.
     """
 
     block_q: int
@@ -140,7 +140,10 @@ class Fa3BackwardTile:
         for columns in (self.head_dim, self.head_dim_v):
             shared += self.num_stages * panels(self.block_q, columns)
         shared += self.score_stages * panels(self.block_q, self.block_kv)
-        shared += 4 * self.warpgroups * panels(16, PANEL)  # of dK and dV, a panel for each warp
+        if self.block_kv % ROWS:  # scores are queries x keys, and P lies beside dS
+            shared += panels(self.block_q, self.block_kv)
+        else:
+            shared += 4 * self.warpgroups * panels(16, PANEL)  # of dK and dV, a panel for each warp
         shared += 2 * self.num_stages * 4 * self.block_q  # lse and delta
         barriers = 2 + 2 * self.num_stages + 2 * self.score_stages + 7 + 6 * self.stays
         shared += 4 * 16  # notes of listed steps
@@ -150,9 +153,14 @@ class Fa3BackwardTile:
         return Footprint(shared, 65536 // threads // 8 * 8, threads)
 
     @property
+    def shares_keys(self) -> bool:
+        """Whether the warpgroups share the keys, as in wide heads."""
+        return self.block_kv < self.warpgroups * ROWS
+
+    @property
     def _k_parts(self) -> int:
         """Parts of K's columns: one for each warpgroup, if they divide keys but not rows of dQ."""
-        return self.warpgroups if self.block_q == ROWS < self.block_kv else 1
+        return self.warpgroups if self.block_q == ROWS and not self.shares_keys else 1
 
     def constants(self, listed: bool = False) -> dict[str, int]:
         """Return the constants of ``Config`` for the device code, for listed or for all steps."""
@@ -260,20 +268,12 @@ def _backward(
 
 def _over_queries(problem: AttentionProblem, every: bool) -> Iterator[Fa3BackwardTile]:
     window = problem.visibility.most_keys if problem.has_first else 0
-    widest = max(problem.head_dim, problem.head_dim_v)
-    narrow = max(row.widest_v for row in BACKWARD if row.block_kv > ROWS)
     for row in BACKWARD:
-        if row.block_kv == ROWS and widest <= narrow:
-            continue  # warpgroups share keys only in wide heads
         if not every and (window < row.fewest_of_window or not row.takes(problem)):
             continue
-        if problem.head_dim <= row.widest and problem.head_dim_v <= row.widest_v:
+        if row.allows(problem, every):
             plain = Fa3BackwardTile(
-                row.block_q,
-                row.block_kv,
-                row.num_stages,
-                row.widest,
-                row.widest_v,
+                *(row.block_q, row.block_kv, row.num_stages, row.widest, row.widest_v),
                 problem.deterministic,
                 row.kv_tiles_per_convert_block,
                 row.zero_bytes,
@@ -292,7 +292,7 @@ def _with_operand_of_rows(
     An array that is the same for all queries needs none: a lane reads two numbers of it.
     """
     staged = _staged(problem)
-    if tile.block_kv == ROWS or staged is None or staged.pairs[2] == 1:
+    if tile.shares_keys or staged is None or staged.pairs[2] == 1:
         return
     for stages in (2, 1):
         operand = OperandTiles(stages, tile.block_q, DTYPES[staged.dtype].itemsize)

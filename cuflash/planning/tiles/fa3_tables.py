@@ -179,13 +179,17 @@ FORWARD_WITH_PAIRS = (
 )
 
 
+#: Widest heads of both q and v in which every warpgroup has keys of its own.
+_WIDEST_OF_OWN_KEYS = 128
+
+
 class BackwardRow(NamedTuple):
     """A tile of the backward pass for head dims up to ``widest`` and ``widest_v``."""
 
     widest: int
     widest_v: int
     block_q: int
-    block_kv: int  # 64 for each of the two warpgroups that compute, or 64 that they share
+    block_kv: int  # 64 for each of the two warpgroups that compute, or 64 or 96 that they share
     num_stages: int  # of Q and dO
     kv_tiles_per_convert_block: int = 0  # 0: a separate kernel converts dQ
     zero_bytes: int = 4096  # bytes that one copy clears; they divide 16 rows of sums
@@ -193,6 +197,21 @@ class BackwardRow(NamedTuple):
     stays_until: int = 0  # most steps of a kv tile for a block to compute several kv tiles
     halves_until: int = 0  # most q tiles, if the step of the last one may be half as long
     lengths: tuple[int, int] = (0, 0)  # fewest and most queries and keys of a plain pass; 0: any
+    wider_than: int = 0  # both widths are wider; narrower ones are faster in a later row
+
+    def allows(self, problem: AttentionProblem, every: bool) -> bool:
+        """Return whether the row has a kernel for the widths and the features of a problem.
+
+        Without ``every`` only if no later row has a faster one.
+        """
+        widths = problem.head_dim, problem.head_dim_v
+        if self.block_kv < 128 and max(widths) <= _WIDEST_OF_OWN_KEYS:
+            return False
+        if self.block_kv % 64 and (problem.uses or problem.has_first):
+            return False
+        if not every and min(widths) <= self.wider_than:
+            return False
+        return widths[0] <= self.widest and widths[1] <= self.widest_v
 
     def takes(self, problem: AttentionProblem) -> bool:
         """Return whether the row is for the lengths of a problem."""
@@ -213,6 +232,7 @@ BACKWARD = (
     BackwardRow(96, 96, 64, 128, 2, 8, 2048),  # 547 at 96, seqlen 8192 causal
     BackwardRow(128, 128, 64, 128, 2, 8),  # 633 at 128, seqlen 8192 full
     BackwardRow(192, 128, 64, 128, 2, 0, 512),  # 508 at 192/128, seqlen 8192 causal
+    BackwardRow(192, 192, 64, 96, 2, 0, 1024, wider_than=128),  # the next: a sixth slower
     BackwardRow(192, 192, 64, 64, 2, 0, 1024),  # 480 at 192, seqlen 8192 causal
     BackwardRow(256, 256, 64, 64, 2, 0, 1024),  # 509 at 256, seqlen 8192 full
 )
