@@ -25,6 +25,7 @@ from . import (
     fa2_ordered,
     fa2_wide,
     fa3,
+    fa3_across,
     fa3_backward,
     fa3_backward_clear,
     fa3_backward_parts,
@@ -108,6 +109,7 @@ BUGS = (
     *jax_native.BUGS,
     *jax_caches.BUGS,
     *key_chunks.BUGS,
+    *fa3_across.HOST,
     *fa3_few.HOST,
     *fa3_cut.HOST,
     *fa3_last.HOST,
@@ -128,6 +130,7 @@ HOPPER_BUGS = (
 #: More bugs of FlashAttention-3, for the emulator alone: a GPU would not show them every time.
 EMULATED_BUGS = (
     *fa3_order.BUGS,
+    *fa3_across.BUGS,
     *fa3_few.BUGS,
     *fa3_cut.BUGS,
     *fa3_last.BUGS,
