@@ -315,8 +315,8 @@ struct AcrossMath {
     write_transposed(gradient, matrix);
     jitter<Config>();
     ptx::named_barrier(static_cast<int>(threadIdx.x) / kWarpgroup, kWarpgroup);
-    cuflash::store_rows(matrix, kv_row<Storage>(tensor, c.seq, c.item.head, c.item.kv_begin),
-                        tensor.row_stride, c.seq.rows_kv - c.item.kv_begin, columns);
+    store_matrix_rows(matrix, kv_row<Storage>(tensor, c.seq, c.item.head, c.item.kv_begin),
+                      tensor.row_stride, c.seq.rows_kv - c.item.kv_begin, columns);
   }
 };
 

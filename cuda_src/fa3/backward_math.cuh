@@ -266,7 +266,7 @@ struct BackwardMath {
 
   static_assert(!Config::half_last ||
                     (Types::q_parted_by_rows && !Config::ordered && !Mask<Config>::has_first),
-                "the second warpgroup adds nothing in the last q tile");
+                "half steps need 128 queries, sums in no order and no first key");
 
   // Whether the place is the last q tile of a head.
   __device__ __forceinline__ bool is_last(const QPlace& place) const {

@@ -25,7 +25,7 @@ struct Fa3BackwardParams {
   long long padded_rows;  // rows of a head in the workspace
   long long ahead;        // kv tiles between a block's own and the one whose share it clears
   long long convert_lag;  // kv tiles between a round of blocks and the rows it converts
-  Shape shape;            // heads_kv is multiplied by `parts`
+  Shape shape;            // heads_kv times `parts` where every tile has them
   // The rest is used where several blocks share a kv tile, see backward_parts.cuh. It comes last,
   // so that the offsets before it never change.
   long long parts;

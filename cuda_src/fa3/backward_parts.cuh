@@ -3,7 +3,8 @@
 // of the tile's steps, wherever it begins and ends. Code that counts blocks or tiles then sees
 // `parts` times as many kv heads, see Fa3BackwardParams. Where blocks have whole query heads, only
 // the loads of K and V and the stores of dK and dV differ from those of more kv heads. Where steps
-// are cut, a block begins at another step too, and no block clears or converts sums of dQ.
+// are cut, a block begins at another step too, and where those of every tile are, no block clears
+// or converts sums of dQ.
 //
 // With Config::cut_last only the tiles after the first `whole_tiles` are cut: those that would run
 // in a last round, with most multiprocessors idle. Heads are counted as they are; the blocks of
@@ -11,7 +12,8 @@
 //
 // A block stores its dK and dV in the workspace in float32, as fragments of 16 x 8 in the layout of
 // the warps, contiguous over [batch, heads_kv * parts, padded_keys / 16, columns / 8], so that a
-// warp stores 512 consecutive bytes. No block waits for them: sum_parts.cu is a separate launch.
+// warp stores 512 consecutive bytes; of last tiles over [cut tiles, parts, block_kv / 16,
+// columns / 8]. No block waits for them: sum_parts.cu is a separate launch.
 #pragma once
 
 #include "../ptx/opaque.cuh"

@@ -27,7 +27,7 @@ struct SumPlace {
   long long row_of_parts;  // where the first part begins in the workspace
 };
 
-// Where the rows of fragment number `fragment` lie; a row after all of them if it does not exist.
+// Finds the rows of fragment number `fragment`. Returns whether they exist.
 template <class Config>
 __device__ inline bool find_rows(const typename Config::Params& params, long long fragment,
                                  SumPlace& at) {

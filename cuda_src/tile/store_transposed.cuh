@@ -38,8 +38,9 @@ __device__ __forceinline__ void write_transposed(const Tile& tile, Matrix& matri
 // 128 threads store the valid rows and columns of the matrix in rows of memory that start at
 // multiples of 16 bytes. The number of valid columns is a multiple of eight.
 template <class Matrix, class T>
-__device__ __forceinline__ void store_rows(const Matrix& matrix, T* memory, long long row_stride,
-                                           int valid_rows, int valid_columns) {
+__device__ __forceinline__ void store_matrix_rows(const Matrix& matrix, T* memory,
+                                                  long long row_stride, int valid_rows,
+                                                  int valid_columns) {
   const int thread = static_cast<int>(threadIdx.x) % 128;
   const int chunk = thread % 8;
   const auto* const chunks = reinterpret_cast<const uint4*>(matrix.data);

@@ -22,7 +22,7 @@ from .kernel import KernelConfig, KernelLaunch, kernel_config, lay_out
 from .key_chunks import KeyChunks
 from .key_parts import ONE_PART, KeyParts, Parts
 from .overlapping import overlapping
-from .parts_choice import parts_of
+from .parts_choice import has_half_step, parts_of
 from .problem import DTYPES, AttentionProblem
 from .row_order import RowOrder
 from .row_steps import RowSteps, launchable
@@ -189,6 +189,8 @@ def _backward(
     heads, rounds = problem.batch * keys.heads, tile.kv_tiles_per_convert_block
     clears = not (tile.stays or (shared.cut and not shared.last))
     order = RowOrder(heads, tiles, head_group, rounds, limits.num_sms, clears, shared)
+    if shared.last > order.ahead:
+        raise UnsupportedError(f"fa3 cuts the last {order.ahead} kv tiles here, not {shared.last}")
     turns = _counters(tile)
     cleared = order.heads_ahead * problem.group * problem.heads_kv // keys.heads
     rows = RowSteps(problem, limits, "fa3", fa3.ARITHMETIC, tile.head_dim, turns, cleared)
@@ -221,7 +223,7 @@ def _with_parts(
     if shared.cut and not shared.last:  # no block has all rows of a head
         tile = replace(tile, kv_tiles_per_convert_block=0)
     stays = _stays(problem, tile, shared.number)
-    half_last = shared.number == 1 and not stays and _has_half_step(problem, tile)
+    half_last = shared.number == 1 and not stays and has_half_step(problem, tile)
     return replace(tile, stays=stays, half_last=half_last), shared
 
 
@@ -251,14 +253,6 @@ def _stays(problem: AttentionProblem, tile: fa3.Fa3BackwardTile, parts: int) -> 
     others = tile.ordered, tile.operand.stages, tile.kv_tiles_per_convert_block
     plain = not (problem.uses or any(others))
     return plain and parts == 1 and steps <= tile.stays_until
-
-
-def _has_half_step(problem: AttentionProblem, tile: fa3.Fa3BackwardTile) -> bool:
-    """Return whether at most half of the last q tile lies within the length. No features."""
-    rest = problem.seqlen_q % tile.block_q
-    few = 1 < problem.tiles(problem.seqlen_q, tile.block_q) <= tile.halves_until
-    others = problem.uses or problem.has_first or tile.ordered
-    return few and 0 < rest <= tile.block_q // 2 and not others
 
 
 def _boxes(problem: AttentionProblem, tile: fa3.Fa3BackwardTile) -> tuple[tuple[str, int], ...]:
@@ -291,6 +285,6 @@ def _counters(tile: fa3.Fa3BackwardTile) -> int:
     """Return the number of counters for every block of ``statistics``, which has rows of one head.
 
     There are at most two for every kv head or part of one, and with ordered sums one more for
-    every q tile. Blocks that cut steps use none.
+    every q tile. Where every kv tile is cut, none is used.
     """
     return 2 + steps.ROWS // tile.block_q * tile.ordered

@@ -10,7 +10,7 @@ from .problem import AttentionProblem
 from .tiles import fa3
 from .tiles.common import ceil_div
 
-__all__ = ["kinds_of_parts", "parts_of"]
+__all__ = ["has_half_step", "kinds_of_parts", "parts_of"]
 
 #: Microseconds of a step of 64 queries and 128 keys in heads of 128, on an H200; a step of
 #: another tile takes as long as its products. This and the times below are fitted to measured
@@ -18,6 +18,9 @@ __all__ = ["kinds_of_parts", "parts_of"]
 _STEP = 2.1
 #: Microseconds of a pass beside its blocks.
 _FIXED = 10.0
+#: The same of the products where scores are queries x keys: 2.77 us of 96 keys in heads of 192,
+#: where 64 keys in the other form take 2.2.
+_OF_QUERIES_BY_KEYS = 0.85
 #: Time of a block's begin and end, in steps.
 _STEPS_OF_BLOCK = 1.5
 #: Fraction of the longest block's steps that is added as tail. Blocks run longest first. The
@@ -106,6 +109,10 @@ def _time(
     heads = problem.batch * problem.heads_kv
     longest = of_tiles.longest * problem.group
     block = ceil_div(longest, parts.number) + _STEPS_OF_BLOCK
+    total = of_tiles.total * problem.group
+    if parts == ONE_PART and has_half_step(problem, tile):
+        block -= problem.group / 2
+        total -= of_tiles.tiles * problem.group // 2
     cut = parts.last or heads * of_tiles.tiles
     blocks = cut * parts.number
     if of_tiles.even:
@@ -113,12 +120,14 @@ def _time(
         whole = heads * of_tiles.tiles - cut
         steps += ceil_div(whole, at_once) * (longest + _STEPS_OF_BLOCK)
     else:
-        total = heads * problem.group * of_tiles.total
-        share = (total + _STEPS_OF_BLOCK * blocks) / at_once
+        share = (heads * total + _STEPS_OF_BLOCK * blocks) / at_once
         tail = _OF_LONGEST_WIDE if tile.shares_keys else _OF_LONGEST
         steps = max(block, share + tail * block)
     products = tile.block_q * tile.block_kv * (3 * tile.head_dim + 2 * tile.head_dim_v)
-    time = _FIXED + _STEP * steps * products / (64 * 128 * 128 * 5)
+    step = _STEP * products / (64 * 128 * 128 * 5)
+    if tile.block_kv % fa3.ROWS:
+        step *= _OF_QUERIES_BY_KEYS
+    time = _FIXED + step * steps
     if parts.number > 1:
         numbers = blocks * tile.block_kv * (tile.head_dim + tile.head_dim_v)
         time += _SUM + 8 * numbers / _PARTS_RATE
@@ -166,6 +175,17 @@ def _may_cut(problem: AttentionProblem) -> bool:
 def _may_cut_last(problem: AttentionProblem) -> bool:
     """Return whether the last tiles may be cut: if all have equally many steps."""
     return problem.mask == "full" and _may_cut(problem)
+
+
+def has_half_step(problem: AttentionProblem, tile: fa3.Fa3BackwardTile) -> bool:
+    """Return whether at most half of the last q tile lies within the length. No features.
+
+    The step of that tile then takes about half as long, if a block has a whole kv tile.
+    """
+    rest = problem.seqlen_q % tile.block_q
+    few = 1 < problem.tiles(problem.seqlen_q, tile.block_q) <= tile.halves_until
+    others = problem.uses or problem.has_first or tile.ordered
+    return few and 0 < rest <= tile.block_q // 2 and not others
 
 
 def _lengths(problem: AttentionProblem, tile: fa3.Fa3BackwardTile) -> list[int]:

@@ -86,6 +86,8 @@ def test_cut_last_tiles_against_float64(
     case = Case(2, 6, 2, 270, 300, *dims, dtype, seed=1)
     x = arrays(case, "q", "k", "v", "dout", "dlse")
     with parts_forced(parts, cut=True, last=last):
+        main = next(c for c in runner.configs(case) if c.kernel == "backward")
+        assert dict(main.constants)["cut_last"] == 1
         saved = runner.forward(case, x["q"], x["k"], x["v"])
         grads = runner.backward(case, x["dout"], x["q"], x["k"], x["v"], *saved, x["dlse"])
     truth = judge(case, x)

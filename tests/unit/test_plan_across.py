@@ -66,13 +66,20 @@ def test_a_warpgroup_has_keys_of_its_own_in_tiles_of_128() -> None:
     assert _tile(narrow, blocks=(64, 64)).shares_keys
 
 
-@pytest.mark.parametrize(("softcap", "keys"), [(False, 96), (True, 64)])
-def test_kernels_that_are_compiled_ahead(softcap: bool, keys: int) -> None:
-    """One for each mask and way in which blocks share a kv tile."""
+@pytest.mark.parametrize("softcap", [False, True])
+def test_kernels_that_are_compiled_ahead(softcap: bool) -> None:
+    """One for each tile, mask and way in which blocks share a kv tile."""
     calls = Calls(((192, 192),), ("bfloat16",), ("backward",), softcap=(softcap,))
     made = [x for x in kernels_of(calls, LIMITS["90"]) if x.generation == "fa3"]
     main = [dict(x.constants) for x in made if x.kernel == "backward"]
-    assert {one["block_kv"] for one in main} == {keys}
+    assert {one["block_kv"] for one in main} == ({64} if softcap else {64, 96})
     kinds = {(one["parted"], one["cut"], one["cut_last"]) for one in main}
     cut = {(1, 1, 0), (1, 1, 1)}
     assert kinds == {(0, 0, 0), (1, 0, 0)} | (set() if softcap else cut)
+
+
+@pytest.mark.parametrize(
+    ("keys", "block_kv"), [(64, 96), (96, 96), (97, 64), (128, 64), (129, 96), (256, 96)]
+)
+def test_two_tiles_of_64_keys_are_faster_than_two_of_96(keys: int, block_kv: int) -> None:
+    assert _tile(replace(_WIDE, seqlen_kv=keys)).block_kv == block_kv

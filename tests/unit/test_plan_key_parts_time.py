@@ -42,7 +42,7 @@ def test_parts_of_many_tiles_are_not_considered() -> None:
         assert _parts(_grouped(1, 1, 1, seqlen=2**24, width=128, mask="causal")) == Parts(1)
 
 
-@pytest.mark.parametrize(("d", "dv"), [(64, 64), (192, 128), (192, 256)])
+@pytest.mark.parametrize(("d", "dv"), [(64, 64), (192, 128), (192, 192), (192, 256)])
 @pytest.mark.parametrize(
     "parts", [Parts(1), Parts(4), Parts(3, cut=True), Parts(3, True, 5), Parts(40, True, 7)]
 )
@@ -67,11 +67,32 @@ def test_the_predicted_time_has_these_terms(mask: str, parts: Parts, d: int, dv:
         steps += (parts.last > 0) * (q_tiles * 4 + 1.5)  # whole tiles, fewer than 132
     else:
         share = (3 * 8 * sum(seen) + 1.5 * blocks) / 132
-        steps = max(block, share + (0.3 if keys == 64 else 0.15) * block)
-    expected = 10 + 2.1 * steps * rows * keys * (3 * d + 2 * dv) / (64 * 128 * 640)
+        steps = max(block, share + (0.3 if keys < 128 else 0.15) * block)
+    step = 2.1 * rows * keys * (3 * d + 2 * dv) / (64 * 128 * 640)
+    expected = 10 + (0.85 if keys == 96 else 1) * step * steps
     if parts.number > 1:
         expected += 3 + 8 * blocks * keys * (d + dv) / 3.1e6
     if parts.cut and not parts.last:
         expected += 10 * 3 * 8 * 1500 * d / 4e6
     of_tiles = parts_choice._StepsOfTiles.of(parts_choice._lengths(problem, tile))
     assert parts_choice._time(parts, problem, tile, of_tiles, 132) == pytest.approx(expected)
+
+
+def test_half_steps_of_whole_tiles_take_half_the_time() -> None:
+    """Two query heads share keys, so a tile has two half steps; parts have none."""
+    sizes = {"seqlen_kv": 1500, "head_dim": 64, "head_dim_v": 64, "mask": "full"}
+    full, half = (_grouped(4, 8, 4, seqlen_q=n, **sizes) for n in (512, 448))
+    tile = planned(half).tile
+    assert isinstance(tile, Fa3BackwardTile)
+
+    def time(problem: AttentionProblem, parts: Parts) -> float:
+        of_tiles = parts_choice._StepsOfTiles.of(parts_choice._lengths(problem, tile))
+        return parts_choice._time(parts, problem, tile, of_tiles, 132)
+
+    assert tile.half_last
+    rounds, step = 2, 2.1 * 128 * 128 * 64 * 5 / (64 * 128 * 640)
+    saved = time(full, Parts(1)) - time(half, Parts(1))
+    assert saved == pytest.approx(rounds * step * 2 / 2)
+    assert time(full, Parts(2, True, 5)) == time(half, Parts(2, True, 5))
+    causal = [replace(x, mask="causal", q_offset=0) for x in (full, half)]
+    assert time(causal[0], Parts(1)) > time(causal[1], Parts(1))

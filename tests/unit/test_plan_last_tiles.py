@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 import cuflash
+from cuflash.errors import UnsupportedError
+from cuflash.planning.fa3 import fa3_plan
 from cuflash.planning.key_parts import Parts
 from cuflash.planning.parts_choice import kinds_of_parts, parts_of
 from cuflash.planning.plan import Plan
@@ -17,7 +20,7 @@ from cuflash.planning.tiles.fa3 import Fa3BackwardTile
 from ..kit.parts import parts_forced
 from .fake_device import ADDRESS, FakeDevice, fake_device
 from .test_plan_fa1 import check_workspace
-from .test_plan_fa3 import planned
+from .test_plan_fa3 import HOPPER, planned
 from .test_plan_fa3_backward import main_of, of_gradients
 
 __all__ = ["fake_device"]
@@ -111,6 +114,18 @@ def test_only_equal_tiles_without_features_or_an_order_are_cut() -> None:
     assert last(deterministic=True) == 0
     # Without a mask in effect, but with the kernel of one.
     assert last(mask="causal", q_offset=8192) == 0
+
+
+def test_no_block_of_a_cut_tile_may_have_sums_to_clear() -> None:
+    """Every part of the tile would clear them. With 3 multiprocessors blocks clear far ahead."""
+    problem = _problem(head_dim=128, head_dim_v=128, seqlen_kv=100, heads_kv=4)
+    few = replace(HOPPER, num_sms=3)
+    for last, taken in ((3, True), (9, False)):
+        if taken:
+            assert fa3_plan(problem, few, None, (), parts=Parts(2, True, last))
+        else:
+            with pytest.raises(UnsupportedError, match="cuts the last 4 kv tiles here, not 9"):
+                fa3_plan(problem, few, None, (), parts=Parts(2, True, last))
 
 
 def test_the_main_kernel_and_the_sum_are_told_where_cuts_begin(fake_device: FakeDevice) -> None:
