@@ -10,6 +10,7 @@ __all__ = ["BUGS", "HOST"]
 _MATH = "cuda_src/fa3/backward_math.cuh"
 _SCORE = "cuda_src/fa3/backward_score.cuh"
 _PLAN = "cuflash/planning/fa3.py"
+_CHOICE = "cuflash/planning/parts_choice.py"
 
 _HALF = "test_half_steps.py"
 _PLANS = "tests/unit/test_plan_half_steps.py"
@@ -51,28 +52,28 @@ BUGS = (
 HOST = (
     Bug(
         "the step of a tile that is more than half full is half as long",
-        _PLAN,
+        _CHOICE,
         "return few and 0 < rest <= tile.block_q // 2 and not others",
         "return few and 0 < rest and not others",
         _PLANS,
     ),
     Bug(
         "the step of a whole tile is half as long",
-        _PLAN,
+        _CHOICE,
         "return few and 0 < rest <= tile.block_q // 2 and not others",
         "return few and rest <= tile.block_q // 2 and not others",
         _PLANS,
     ),
     Bug(
         "there are half steps in windows",
-        _PLAN,
+        _CHOICE,
         "others = problem.uses or problem.has_first or tile.ordered",
         "others = problem.uses or tile.ordered",
         _PLANS,
     ),
     Bug(
         "there are half steps in a fixed order",
-        _PLAN,
+        _CHOICE,
         "others = problem.uses or problem.has_first or tile.ordered",
         "others = problem.uses or problem.has_first",
         _PLANS,
@@ -86,7 +87,7 @@ HOST = (
     ),
     Bug(
         "there are half steps of many tiles",
-        _PLAN,
+        _CHOICE,
         "few = 1 < problem.tiles(problem.seqlen_q, tile.block_q) <= tile.halves_until",
         "few = 1 < problem.tiles(problem.seqlen_q, tile.block_q)",
         _PLANS,
