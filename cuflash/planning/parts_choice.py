@@ -16,11 +16,11 @@ __all__ = ["has_half_step", "kinds_of_parts", "parts_of"]
 #: another tile takes as long as its products. This and the times below are fitted to measured
 #: times: see "Steps in parts" in ``bench/NOTES.md``.
 _STEP = 2.1
+#: Time of a step where scores are queries x keys, relative to what its products say: 2.77 us of 96
+#: keys in heads of 192, where 64 keys in the other form take 2.2.
+_OF_QUERIES_BY_KEYS = 0.85
 #: Microseconds of a pass beside its blocks.
 _FIXED = 10.0
-#: The same of the products where scores are queries x keys: 2.77 us of 96 keys in heads of 192,
-#: where 64 keys in the other form take 2.2.
-_OF_QUERIES_BY_KEYS = 0.85
 #: Time of a block's begin and end, in steps.
 _STEPS_OF_BLOCK = 1.5
 #: Fraction of the longest block's steps that is added as tail. Blocks run longest first. The
@@ -35,11 +35,11 @@ _PARTS_RATE = 3.1e6
 _BYTES_OF_SUM, _SUMS_RATE = 10, 4e6
 #: Largest time, relative to that without parts, for which parts are worth one more kernel.
 _WORTH = 0.95
-#: Most blocks that cut the steps of a kv tile.
-_MOST_CUTS = 32
 #: The same where only the last tiles are cut and a step has 64 queries. Of passes with 128 queries
 #: a step the model predicts 2 % too much gain.
 _WORTH_OF_LAST = 0.987
+#: Most blocks that cut the steps of a kv tile.
+_MOST_CUTS = 32
 #: Rounds of kv tiles from which on there are no parts, whatever their steps are.
 _MANY_ROUNDS = 64
 #: The same where only the last tiles are cut: after so many rounds blocks end at any time, and the
